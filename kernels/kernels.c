@@ -1,0 +1,118 @@
+/* Panel matrices, and the choice of an instruction set. */
+#include "kernels/kernels.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "kernels/cpu/select.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <xmmintrin.h>
+#endif
+
+static size_t kernels_round16(size_t n)
+{
+    return (n + 15) / 16 * 16;
+}
+
+size_t dpn_panel_elems(size_t rows, size_t columns)
+{
+    return rows * kernels_round16(columns); /* 64 is a multiple of 16, so only the last panel has padding */
+}
+
+void dpn_panel(size_t rows, size_t columns, size_t p, size_t *offset, size_t *stride)
+{
+    assert(p * DPN_PANEL_COLUMNS < columns);
+    size_t left = columns - p * DPN_PANEL_COLUMNS;
+    *offset = p * DPN_PANEL_COLUMNS * rows;
+    *stride = left < DPN_PANEL_COLUMNS ? kernels_round16(left) : DPN_PANEL_COLUMNS;
+}
+
+void dpn_panel_pack(size_t rows, size_t columns, const float *torch_weight, float *panel)
+{
+    for (size_t first = 0; first < columns; first += DPN_PANEL_COLUMNS) {
+        size_t offset, stride;
+        dpn_panel(rows, columns, first / DPN_PANEL_COLUMNS, &offset, &stride);
+        for (size_t r = 0; r < rows; r++) {
+            for (size_t c = 0; c < stride; c++)
+                panel[offset + r * stride + c] = first + c < columns ? torch_weight[(first + c) * rows + r]
+                                                                     : 0.0f;
+        }
+    }
+}
+
+void dpn_panel_unpack(size_t rows, size_t columns, const float *panel, float *torch_weight)
+{
+    for (size_t column = 0; column < columns; column++) {
+        size_t offset, stride, c = column % DPN_PANEL_COLUMNS;
+        dpn_panel(rows, columns, column / DPN_PANEL_COLUMNS, &offset, &stride);
+        for (size_t r = 0; r < rows; r++) torch_weight[column * rows + r] = panel[offset + r * stride + c];
+    }
+}
+
+unsigned dpn_cpu_features(void)
+{
+    unsigned features = 0;
+#if defined(__x86_64__)
+    /* These builtins also ask whether the operating system saves the wide registers. */
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+        features |= DPN_CPU_AVX2;
+    if ((features & DPN_CPU_AVX2) && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+        features |= DPN_CPU_AVX512;
+    unsigned eax, ebx, ecx, edx;
+    if ((features & DPN_CPU_AVX512) && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & (1u << 5)))
+        features |= DPN_CPU_BF16;
+    if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) && ecx == signature_AMD_ecx) features |= DPN_CPU_AMD;
+#endif
+    return features;
+}
+
+/* Widest first; FEATURES all have to be there. */
+static const struct kernels_isa {
+    const char *name;
+    unsigned features;
+    const struct dpn_kernels *kernels; /* NULL: not for this architecture */
+} kernels_isas[] = {
+#if defined(__x86_64__)
+    {"avx512", DPN_CPU_AVX2 | DPN_CPU_AVX512, &dpn_kernels_avx512},
+    {"avx2", DPN_CPU_AVX2, &dpn_kernels_avx2},
+#else
+    {"avx512", 0, NULL},
+    {"avx2", 0, NULL},
+#endif
+    {"baseline", 0, &dpn_kernels_baseline},
+    {"ref", 0, &dpn_kernels_ref},
+};
+
+enum dpn_status dpn_kernels_choose(const char *isa, unsigned features, const struct dpn_kernels **kernels)
+{
+    for (size_t i = 0; i < sizeof kernels_isas / sizeof *kernels_isas; i++) {
+        const struct kernels_isa *entry = &kernels_isas[i];
+        const int runs = entry->kernels != NULL && (entry->features & features) == entry->features;
+        if (strcmp(isa, entry->name) == 0) {
+            if (entry->kernels == NULL) return dpn_fail(DPN_ERR_USAGE, "--isa %s: not in this build", isa);
+            if (!runs) return dpn_fail(DPN_ERR_USAGE, "--isa %s: this CPU or system cannot run it", isa);
+        } else if (strcmp(isa, "auto") != 0 || !runs) {
+            continue;
+        }
+        *kernels = entry->kernels;
+        return DPN_OK;
+    }
+    return dpn_fail(DPN_ERR_USAGE, "--isa '%s': not one of auto, ref, baseline, avx2, avx512", isa);
+}
+
+enum dpn_status dpn_kernels_select(const char *isa, const struct dpn_kernels **kernels)
+{
+    return dpn_kernels_choose(isa, dpn_cpu_features(), kernels);
+}
+
+void dpn_kernels_thread_init(void)
+{
+#if defined(__x86_64__)
+    _mm_setcsr(0x1f80); /* the ABI's start value: nearest, denormals kept, exceptions masked */
+#endif
+}

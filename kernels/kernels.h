@@ -1,0 +1,144 @@
+/* The table of CPU kernels: pure functions of their arguments, single-threaded, callable from any thread.
+ *
+ * Each instruction set fills the same table from the same sources (kernels/cpu), and kernels/ref fills it
+ * with plain loops: the truth the others are tested against. Callers cut work into pieces and give them to
+ * team threads; how they cut never changes a result, because every slot computes each output element by a
+ * fixed sequence of operations that depends on the shapes and the instruction set alone:
+ *   gemm       C[i][j] is one chain of multiply-adds (fused in avx2 and avx512, which agree bit by bit; rounded twice in
+ *              ref and baseline, likewise) over k = 0..K-1, starting at 0 or at C[i][j]; tiling, also of k with
+ *              accumulate, and the order of tiles cannot change it
+ *   col_sum    rows in ascending order, one chain a column
+ *   reductions (sum_squares, loss) run in a documented order over the whole range they are given
+ *
+ * Layout: matrices are row-major float32. A "panel" matrix (weights of dense layers, [in][out]) is stored as
+ * [ceil(out/64)][in][64]: panel p holds columns 64p .. 64p+63, in rows of 64 floats; the last panel has rows
+ * of round16(out - 64p) floats. Columns past OUT are padding and stay 0.
+ */
+#ifndef DPN_KERNELS_KERNELS_H
+#define DPN_KERNELS_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+enum { DPN_PANEL_COLUMNS = 64 };
+
+/* Floats that a panel matrix of ROWS x COLUMNS takes, padding included. */
+size_t dpn_panel_elems(size_t rows, size_t columns);
+/* Offset of panel P's first float, and its row stride (64, or the last panel's round16 rest). */
+void dpn_panel(size_t rows, size_t columns, size_t p, size_t *offset, size_t *stride);
+/* Between PyTorch's [columns][rows] (Linear.weight: [out][in]) and the panel matrix
+ * [rows=in][columns=out]; pad = 0. */
+void dpn_panel_pack(size_t rows, size_t columns, const float *torch_weight, float *panel);
+void dpn_panel_unpack(size_t rows, size_t columns, const float *panel, float *torch_weight);
+
+/* C[m][n] = A B, or C += A B with accumulate. Element A(i,k) = a[i*a_row + k*a_col], B(k,j) = b[k*b_row +
+ * j*b_col], C(i,j) = c[i*c_row + j]. One of a_row, a_col is 1 and one of b_row, b_col is 1. b and c
+ * 64-byte aligned where n is a multiple of 16, b_col 1 and b_row, c_row multiples of 16 (the fast path);
+ * anything else works. C overlaps neither A nor B. Up to 38 KB of stack. */
+struct dpn_gemm {
+    size_t m, n, k;
+    const float *a;
+    size_t a_row, a_col;
+    const float *b;
+    size_t b_row, b_col;
+    float *c;
+    size_t c_row;
+    int accumulate;
+};
+
+/* One optimizer step on a slice: p, g and the slots m, v are slices of equal length. Arithmetic as
+ * PyTorch's torch.optim (2.x, single-tensor path), in float32, with the step's scalars computed in double
+ * by the caller. */
+struct dpn_sgd {
+    float lr, momentum, weight_decay; /* momentum 0: m is not used and may be NULL */
+    int nesterov;
+    int first; /* first step: m = g (PyTorch), not momentum*m + g */
+};
+struct dpn_adam {
+    double beta1, beta2; /* double: 1 - beta is rounded to float32 once, as in PyTorch */
+    float eps, weight_decay;
+    int decoupled;        /* AdamW: p *= 1 - lr*weight_decay first; Adam: g += weight_decay*p */
+    float decay_factor;   /* 1 - lr*weight_decay */
+    float step_size;      /* lr / (1 - beta1^t) */
+    float inv_sqrt_bias2; /* 1 / sqrt(1 - beta2^t): p -= step_size * m / (sqrt(v)*inv_sqrt_bias2 + eps) */
+};
+
+struct dpn_kernels {
+    const char *isa; /* "ref", "baseline", "avx2", "avx512" */
+
+    void (*gemm)(const struct dpn_gemm *gemm);
+
+    /* y[r][c] += bias[c] for c < cols (then max(0, .) with relu, where NaN stays NaN), rows of STRIDE
+     * floats; bias may be NULL. */
+    void (*bias_relu)(size_t rows, size_t cols, size_t stride, const float *bias, int relu, float *y);
+    void (*relu)(size_t n, const float *x, float *y);
+    /* dx = y > 0 ? dy : 0; dx may be dy. */
+    void (*relu_grad)(size_t n, const float *y, const float *dy, float *dx);
+    /* out[c] = sum over rows of x[r][c], rows ascending. */
+    void (*col_sum)(size_t rows, size_t cols, size_t stride, const float *x, float *out);
+
+    /* Softmax cross-entropy by log-sum-exp over rows of CLASSES values (row stride STRIDE). *loss = sum
+     * over rows, ascending, of the losses (each in double); *correct = rows whose first largest logit is
+     * the label. With dlogits not NULL (may be logits): (softmax - onehot) * scale, padding columns to
+     * STRIDE set to 0. Labels are in 0..classes-1 (checked when data is loaded). A non-finite logit makes
+     * the loss and its row's gradient NaN, and the row no hit. */
+    void (*softmax_xent)(size_t rows, size_t classes, size_t stride, const float *logits,
+                         const int32_t *labels, float scale, float *dlogits, double *loss, uint64_t *correct);
+
+    void (*sgd)(size_t n, const struct dpn_sgd *args, float *p, const float *g, float *m);
+    void (*adam)(size_t n, const struct dpn_adam *args, float *p, const float *g, float *m, float *v);
+
+    /* dst = a + b (dst may be either). */
+    void (*add)(size_t n, const float *a, const float *b, float *dst);
+    /* dst = sum of N_SOURCES sources by the stack programme of core/tree.h (adds[j] additions after pushing
+     * source j, one value left). dst may be any of the sources. n_sources >= 1. */
+    void (*tree_sum)(size_t n, size_t n_sources, const uint8_t *adds, const float *const *sources,
+                     float *dst);
+    void (*scale)(size_t n, float factor, float *x);
+    /* Sum of squares in double: fixed blocks of 1,024 floats, each summed in 16 interleaved double lanes
+     * added pairwise (lane l and l+8, then l+4, ...), blocks ascending. */
+    double (*sum_squares)(size_t n, const float *x);
+
+    /* dst[i] = src[i] * scale + shift. */
+    void (*u8_to_f32)(size_t n, const uint8_t *src, float scale, float shift, float *dst);
+    /* dst[i] = src[i] * scale + shift, floats. */
+    void (*f32_affine)(size_t n, const float *src, float scale, float shift, float *dst);
+};
+
+/* The plain loops. */
+extern const struct dpn_kernels dpn_kernels_ref;
+
+/* The table of instruction set ISA: "auto" (the widest that CPUID and the operating system allow), "ref",
+ * "baseline", "avx2", "avx512". One that this CPU cannot run, or that was not built, is refused:
+ * DPN_ERR_USAGE naming --isa. */
+enum dpn_status dpn_kernels_select(const char *isa, const struct dpn_kernels **kernels);
+
+/* OpenBLAS, loaded at run time: kernels/cpu/blas_openblas.c. For comparison and for CPUs that only it
+ * knows: on those measured, no shape of this project's layers was faster with it than with the table's own
+ * gemm, so nothing needs it unless asked. */
+struct dpn_blas {
+    int loaded;       /* 0: own GEMM serves, `why` says why */
+    char core[32];    /* its core type ("SkylakeX") */
+    char config[160]; /* openblas_get_config() */
+    char path[256];   /* the library file */
+    char why[200];    /* why not loaded, or a remark (a corrected OPENBLAS_CORETYPE); "" if none */
+};
+/* Chooses a core type by CPUID (an inherited OPENBLAS_CORETYPE is kept only if this CPU can run it at full
+ * width), sets OPENBLAS_NUM_THREADS=1, loads libopenblas.so.0 in one-thread mode, and checks small
+ * products against dpn_kernels_ref. Changes the environment: before threads start. On success *TABLE is a
+ * copy of *KERNELS (static storage) whose gemm slot is sgemm for every product. Its elements are no chain
+ * over k: how a product is cut then changes bits. Dimensions and strides must fit an int. Never fails:
+ * without OpenBLAS *TABLE is KERNELS. */
+void dpn_blas_load(const struct dpn_kernels *kernels, const struct dpn_kernels **table,
+                   struct dpn_blas *blas);
+/* To be called once by every thread that will call gemm: OpenMP builds of OpenBLAS keep their thread count
+ * per calling thread. */
+void dpn_blas_thread_init(void);
+
+/* Denormals are kept, rounding to nearest: sets this thread's MXCSR so, whatever it inherited. Every
+ * thread, at its start. */
+void dpn_kernels_thread_init(void);
+
+#endif

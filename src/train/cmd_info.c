@@ -1,0 +1,321 @@
+/* `dpnode info FILE`: what a checkpoint, a safetensors file, an IDX file or a folder of them holds, and whether it is sound. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/log.h"
+#include "core/memory.h"
+#include "data/data.h"
+#include "train/checkpoint_private.h"
+#include "train/command.h"
+
+enum { INFO_HEAD_BYTES = 16, INFO_TEXT_BYTES = 256 };
+
+enum info_form { INFO_UNKNOWN, INFO_SAFETENSORS, INFO_IDX, INFO_GZIP };
+
+/* TEXT for a terminal: what is not printable ASCII becomes '?'. Returns BUFFER. */
+static const char *info_clean(const char *text, char buffer[INFO_TEXT_BYTES])
+{
+    size_t at = 0;
+    for (; text[at] && at < INFO_TEXT_BYTES - 1; at++) buffer[at] = text[at] >= ' ' && text[at] <= '~' ? text[at] : '?';
+    buffer[at] = '\0';
+    return buffer;
+}
+
+/* ---- safetensors ---- */
+
+static void info_tensor(const struct dpn_st_tensor *tensor)
+{
+    char name[INFO_TEXT_BYTES], shape[INFO_TEXT_BYTES];
+    size_t at = (size_t)snprintf(shape, sizeof(shape), "[");
+    for (unsigned i = 0; i < tensor->rank; i++)
+        at += (size_t)snprintf(shape + at, sizeof(shape) - at, "%s%" PRIu64, i ? ", " : "", tensor->shape[i]);
+    snprintf(shape + at, sizeof(shape) - at, "]");
+    dpn_note("  %-44s %-5s %-20s %12" PRIu64, info_clean(tensor->name, name), tensor->dtype, shape, tensor->elems);
+}
+
+static void info_tensors(const struct dpn_st_file *file, int each)
+{
+    uint64_t elems = 0;
+    for (size_t i = 0; i < file->n_tensors; i++) {
+        if (each) info_tensor(&file->tensors[i]);
+        elems += file->tensors[i].elems; /* of at most 8 bytes each in one file: no overflow but with empty types */
+    }
+    dpn_note("tensors | %zu | parameters %" PRIu64 " | data %" PRIu64 " bytes | file %zu bytes", file->n_tensors, elems,
+             file->data_bytes, file->map_bytes);
+}
+
+/* The options of a state file's run, which are too long for one line. */
+static void info_options(const struct dpn_st_file *file)
+{
+    const char *text = dpn_st_metadata(file, "options");
+    if (!text) return;
+    dpn_note("options");
+    for (size_t length; *text; text += length) {
+        char piece[INFO_TEXT_BYTES];
+        length = strlen(text);
+        if (length > 100) {
+            for (length = 100; length > 1 && text[length - 1] != ','; length--) continue;
+            if (length == 1) length = 100;
+        }
+        char line[101];
+        snprintf(line, sizeof(line), "%.*s", (int)length, text);
+        dpn_note("  %s", info_clean(line, piece));
+    }
+}
+
+static void info_metadata(const struct dpn_st_file *file)
+{
+    if (file->n_metadata > 0) dpn_note("metadata");
+    for (size_t i = 0; i < file->n_metadata; i++) {
+        char key[INFO_TEXT_BYTES], value[INFO_TEXT_BYTES];
+        if (strcmp(file->metadata_keys[i], "options") == 0) continue;
+        dpn_note("  %s = %s", info_clean(file->metadata_keys[i], key), info_clean(file->metadata_values[i], value));
+    }
+    info_options(file);
+}
+
+/* Whether the other file of the pair is there and belongs to this one. */
+static enum dpn_status info_pair(const char *path)
+{
+    char stem[DPN_CKPT_STEM_BYTES];
+    const char *slash = strrchr(path, '/');
+    const enum dpn_ckpt_file kind = dpn_ckpt_classify(slash ? slash + 1 : path, stem);
+    if (kind != DPN_CKPT_WEIGHTS && kind != DPN_CKPT_STATE) return DPN_OK;
+
+    struct dpn_progress_record record;
+    struct dpn_checkpoint *checkpoint = NULL;
+    int mismatch;
+    char *folder = slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
+    char *state = folder ? dpn_ckpt_path(folder, stem, DPN_STATE_SUFFIX) : NULL;
+    enum dpn_status status = state ? DPN_OK : dpn_fail(DPN_ERR_NOMEM, "%s: no memory to look at it", path);
+    if (status == DPN_OK && access(state, F_OK) != 0) {
+        dpn_note("checkpoint | weights alone: no %s", state);
+    } else if (status == DPN_OK) {
+        status = dpn_ckpt_open_pair(folder, stem, &record, &mismatch, &checkpoint);
+        if (status == DPN_OK)
+            dpn_note("checkpoint | %s | complete: both files are sound and belong together", stem);
+    }
+    dpn_checkpoint_close(checkpoint);
+    free(state);
+    free(folder);
+    return status;
+}
+
+/* WHOLE: with every tensor, the metadata and the other file of the pair. */
+static enum dpn_status info_safetensors(const char *path, int whole)
+{
+    struct dpn_st_file *file;
+    int ours = 0;
+    uint32_t crc;
+    DPN_TRY(dpn_st_open(path, &file));
+    dpn_note("%s: safetensors", path);
+    info_tensors(file, whole);
+    if (whole) info_metadata(file);
+    enum dpn_status status = dpn_st_verify(file, &ours, &crc);
+    if (status == DPN_OK)
+        dpn_note("CRC-32 | %08" PRIx32 " | %s", crc, ours ? "holds" : "not by dpnode: nothing to verify it against");
+    dpn_st_close(file);
+    DPN_TRY(status);
+    return ours && whole ? info_pair(path) : DPN_OK;
+}
+
+/* ---- IDX ---- */
+
+static void info_labels(const struct dpn_idx *idx)
+{
+    size_t counts[256] = {0};
+    for (size_t i = 0; i < idx->dims[0]; i++) counts[idx->bytes[i]]++;
+    for (int value = 0; value < 256; value++)
+        if (counts[value] > 0) dpn_note("  label %-3d %10zu", value, counts[value]);
+}
+
+static void info_pixels(const struct dpn_idx *idx, size_t n)
+{
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double x = idx->bytes[i] / 255.0;
+        sum += x;
+        squares += x * x;
+    }
+    if (n == 0) return;
+    const double mean = sum / (double)n, variance = squares / (double)n - mean * mean;
+    dpn_note("  values of 0..1: mean %.4f, standard deviation %.4f", mean, sqrt(variance > 0 ? variance : 0));
+}
+
+/* HISTOGRAM: also what the elements are. */
+static enum dpn_status info_idx(const char *path, int histogram)
+{
+    struct dpn_idx idx;
+    char dims[INFO_TEXT_BYTES];
+    size_t at = 0, n = 1;
+    DPN_TRY(dpn_idx_read_any(path, &idx));
+    for (unsigned i = 0; i < idx.rank; i++) {
+        at += (size_t)snprintf(dims + at, sizeof(dims) - at, "%s%zu", i ? " x " : "", idx.dims[i]);
+        n *= idx.dims[i];
+    }
+    dpn_note("%s: IDX%s, %s, bytes, %s | file %zu bytes | CRC-32 %08" PRIx32, path, idx.gzip ? " (gzip)" : "",
+             idx.magic == DPN_IDX_LABELS ? "labels" : "images or other data", dims, idx.file_bytes, idx.crc);
+    if (histogram && idx.rank == 1) info_labels(&idx);
+    if (histogram && idx.rank > 1) info_pixels(&idx, n);
+    free(idx.bytes);
+    return DPN_OK;
+}
+
+/* ---- by content ---- */
+
+/* The first bytes of PATH; *N: how many there are. */
+static enum dpn_status info_head(const char *path, uint8_t head[INFO_HEAD_BYTES], size_t *n)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot open", path);
+    ssize_t got = read(fd, head, INFO_HEAD_BYTES);
+    int error = errno;
+    close(fd);
+    if (got < 0) return dpn_fail_errno(DPN_ERR_INPUT, error, "%s: cannot read", path);
+    *n = (size_t)got;
+    return DPN_OK;
+}
+
+static enum info_form info_guess(const char *path, const uint8_t *head, size_t n)
+{
+    const size_t length = strlen(path), suffix = sizeof(DPN_WEIGHTS_SUFFIX) - 1;
+    if (n >= 2 && head[0] == 0x1f && head[1] == 0x8b) return INFO_GZIP;
+    /* By name too: a damaged one is then refused with what is wrong with it. */
+    if (n > 8 && head[8] == '{') return INFO_SAFETENSORS;
+    if (length > suffix && strcmp(path + length - suffix, DPN_WEIGHTS_SUFFIX) == 0) return INFO_SAFETENSORS;
+    if (n >= 4 && head[0] == 0 && head[1] == 0 && head[2] >= 8 && head[2] <= 14 && head[3] >= 1 && head[3] <= 8)
+        return INFO_IDX;
+    return INFO_UNKNOWN;
+}
+
+static enum dpn_status info_unknown(const char *path, const uint8_t *head, size_t n)
+{
+    char hex[3 * INFO_HEAD_BYTES + 1] = "";
+    const char *what = "an unknown format";
+    for (size_t i = 0; i < n && i < 8; i++) snprintf(hex + 3 * i, sizeof(hex) - 3 * i, " %02x", head[i]);
+    if (n == 0) return dpn_fail(DPN_ERR_INPUT, "%s: is empty", path);
+    if (n >= 4 && memcmp(head, "PK\3\4", 4) == 0) what = "a zip archive (torch.save writes such; save safetensors instead)";
+    if (n >= 2 && head[0] == 0x80 && head[1] <= 5) what = "a Python pickle";
+    if (head[0] == '<') what = "HTML or XML";
+    return dpn_fail(DPN_ERR_INPUT, "%s: is neither safetensors nor IDX but %s: it begins with%s", path, what, hex);
+}
+
+static enum dpn_status info_file(const char *path)
+{
+    uint8_t head[INFO_HEAD_BYTES] = {0};
+    size_t n;
+    DPN_TRY(info_head(path, head, &n));
+    switch (info_guess(path, head, n)) {
+    case INFO_SAFETENSORS: return info_safetensors(path, 1);
+    case INFO_IDX:
+    case INFO_GZIP: return info_idx(path, 1);
+    case INFO_UNKNOWN: break;
+    }
+    return info_unknown(path, head, n);
+}
+
+/* ---- folders ---- */
+
+static enum dpn_status info_checkpoint_row(const char *folder, const struct dpn_ckpt_entry *entry)
+{
+    struct dpn_progress_record record;
+    struct dpn_checkpoint *checkpoint;
+    int mismatch;
+    enum dpn_status status = dpn_ckpt_open_pair(folder, entry->stem, &record, &mismatch, &checkpoint);
+    if (status != DPN_OK) {
+        dpn_note("  %-22s NOT COMPLETE: %s", entry->stem, dpn_error_text());
+        return status;
+    }
+    char best[32] = "none yet";
+    if (record.best_accuracy >= 0) snprintf(best, sizeof(best), "%.4f", record.best_accuracy);
+    dpn_note("  %-22s epoch %" PRIu64 " + %" PRIu64 " steps | step %" PRIu64 " | samples %" PRIu64
+             " | V %" PRIu64 " | best accuracy %s | complete",
+             entry->stem, record.epoch, record.step_in_epoch, record.global_step, record.samples, record.shards, best);
+    dpn_checkpoint_close(checkpoint);
+    return DPN_OK;
+}
+
+struct info_folder {
+    const char *path;
+    size_t n_idx, n_others;
+    enum dpn_status worst;
+};
+
+static enum dpn_status info_folder_entry(void *arg, const char *name)
+{
+    struct info_folder *folder = arg;
+    char stem[DPN_CKPT_STEM_BYTES];
+    uint8_t head[INFO_HEAD_BYTES] = {0};
+    size_t n = 0;
+    struct stat info;
+    const enum dpn_ckpt_file kind = dpn_ckpt_classify(name, stem);
+    if (kind == DPN_CKPT_STATE || kind == DPN_CKPT_WEIGHTS) return DPN_OK; /* listed as checkpoints */
+    char *path = dpn_ckpt_path(folder->path, name, "");
+    if (!path) return dpn_fail(DPN_ERR_NOMEM, "%s: no memory to list it", folder->path);
+    enum info_form form = INFO_UNKNOWN;
+    if (stat(path, &info) == 0 && S_ISREG(info.st_mode) && info_head(path, head, &n) == DPN_OK)
+        form = info_guess(path, head, n);
+    enum dpn_status status = DPN_OK;
+    if (form == INFO_IDX || form == INFO_GZIP) {
+        folder->n_idx++;
+        status = info_idx(path, 0);
+    } else if (form == INFO_SAFETENSORS) {
+        status = info_safetensors(path, 0);
+    } else {
+        folder->n_others++;
+    }
+    if (status != DPN_OK) {
+        dpn_note("%s", dpn_error_text());
+        folder->worst = status;
+    }
+    free(path);
+    return DPN_OK;
+}
+
+static enum dpn_status info_folder(const char *path)
+{
+    struct info_folder folder = {.path = path, .worst = DPN_OK};
+    struct dpn_ckpt_entry *entries;
+    size_t n;
+    DPN_TRY(dpn_ckpt_list(path, &entries, &n));
+    dpn_note("%s: folder", path);
+    if (n > 0) dpn_note("checkpoints | %zu", n);
+    for (size_t i = 0; i < n; i++) {
+        enum dpn_status status = info_checkpoint_row(path, &entries[i]);
+        if (status != DPN_OK) folder.worst = status;
+    }
+    free(entries);
+    DPN_TRY(dpn_ckpt_scan(path, info_folder_entry, &folder));
+    if (n == 0 && folder.n_idx == 0) dpn_note("neither checkpoints nor IDX files");
+    if (folder.n_others > 0) dpn_note("other files | %zu", folder.n_others);
+    if (folder.worst != DPN_OK) return dpn_fail(folder.worst, "%s: not all files in it are sound", path);
+    return DPN_OK;
+}
+
+static enum dpn_status info_run(struct dpn_config *config, const char *positional, int *exit_status)
+{
+    struct stat info;
+    (void)config;
+    (void)exit_status;
+    if (!positional) return dpn_fail(DPN_ERR_USAGE, "info: name a checkpoint, a data file or a folder");
+    if (stat(positional, &info) != 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s", positional);
+    if (S_ISDIR(info.st_mode)) return info_folder(positional);
+    if (!S_ISREG(info.st_mode)) return dpn_fail(DPN_ERR_INPUT, "%s: is neither a file nor a folder", positional);
+    return info_file(positional);
+}
+
+const struct dpn_command dpn_command_info = {
+    .name = "info",
+    .summary = "say what a checkpoint, a data file or a folder holds, and whether it is sound",
+    .mask = DPN_CMD_INFO,
+    .positional = "FILE",
+    .run = info_run,
+};

@@ -1,0 +1,67 @@
+/* From data set to the model's input: gather by index, normalise, by the device's own team.
+ */
+#include "train/trainer.h"
+
+#include <string.h>
+
+enum { INPUT_TEAM_ELEMS = 1 << 16 }; /* below this a team's hand-out costs more than it saves */
+
+struct input_job {
+    const struct dpn_run *run;
+    const struct dpn_samples *samples;
+    const struct dpn_step *step; /* NULL: samples in file order */
+    size_t first, rows, stride;
+    float *input;
+    int32_t *labels;
+};
+
+static void input_sample(const struct input_job *job, size_t index, float *row)
+{
+    const struct dpn_dataset *data = &job->run->data;
+    const struct dpn_kernels *kernels = job->run->kernels;
+    size_t plane = data->height * data->width;
+    for (size_t c = 0; c < data->channels; c++) {
+        size_t at = index * data->sample_elems + c * plane;
+        if (job->samples->u8)
+            kernels->u8_to_f32(plane, job->samples->u8 + at, data->scale[c], data->shift[c], row + c * plane);
+        else
+            kernels->f32_affine(plane, job->samples->f32 + at, data->scale[c], data->shift[c], row + c * plane);
+    }
+    /* The buffer may have served another value meanwhile; gemm wants padding columns to be 0. */
+    memset(row + data->sample_elems, 0, (job->stride - data->sample_elems) * sizeof *row);
+}
+
+static void input_part(void *arg, int thread, int size)
+{
+    const struct input_job *job = arg;
+    size_t first, count;
+    dpn_split(job->rows, (size_t)size, (size_t)thread, &first, &count);
+    for (size_t r = first; r < first + count; r++) {
+        size_t position = job->first + r;
+        size_t index = job->step ? dpn_sampler_index(&job->run->sampler, job->step->in_epoch, position) : position;
+        input_sample(job, index, job->input + r * job->stride);
+        job->labels[r] = job->samples->labels[index];
+    }
+}
+
+static void input_fill(const struct dpn_replica *replica, struct input_job *job)
+{
+    if (job->rows * job->stride < INPUT_TEAM_ELEMS)
+        input_part(job, 0, 1);
+    else
+        dpn_team_run(replica->device->team, input_part, job);
+}
+
+void dpn_input_batch(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step, size_t first,
+                     size_t rows, float *input, int32_t *labels)
+{
+    struct input_job job = {run, &run->data.train, step, first, rows, run->model->values[0].stride, input, labels};
+    input_fill(replica, &job);
+}
+
+void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows)
+{
+    struct input_job job = {run, &run->data.test, NULL, first, rows, run->model->values[0].stride,
+                            replica->exec.value[0], replica->exec.labels};
+    input_fill(replica, &job);
+}

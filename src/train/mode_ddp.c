@@ -1,0 +1,40 @@
+/* Mode ddp. Idea: every device computes its shards' gradients on its own replica, all take part in a bucketed all-reduce that overlaps
+ * backward, and every replica makes the same update. Bytes moved a step: each gradient segment read once, the sum written once per node.
+ * Determinism: the reducer's (exact_tree: same bits for any number of devices). Limits: none.
+ */
+#include "train/trainer.h"
+
+static enum dpn_status ddp_check(const struct dpn_run *run)
+{
+    (void)run;
+    return DPN_OK;
+}
+
+static enum dpn_status ddp_step(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step)
+{
+    struct dpn_exec *exec = &replica->exec;
+    float scale = dpn_loss_scale(run, replica, step);
+    uint64_t count = dpn_accumulate_begin(replica, step), correct;
+
+    for (uint64_t i = 0; i < count; i++) {
+        struct dpn_shard shard = dpn_accumulate_shard(run, replica, step, i);
+        dpn_input_batch(run, replica, step, shard.first, shard.rows, exec->value[0], exec->labels);
+        dpn_phase_end(replica, DPN_PHASE_INPUT);
+        dpn_exec_forward(exec, shard.rows, 1);
+        dpn_exec_loss(exec, shard.rows, 1, scale, &run->shard_loss[step->global & 1][shard.index], &correct);
+        dpn_phase_end(replica, DPN_PHASE_FORWARD);
+        DPN_TRY(dpn_accumulate_backward(run, replica, step, shard, replica->result));
+    }
+    DPN_TRY(dpn_accumulate_finish(run, replica, step, replica->result));
+    if (dpn_report_tensors_due(run, replica, step)) DPN_TRY(dpn_report_gradients(run, step, replica->result));
+    dpn_update(run, replica, step, replica->result);
+    return DPN_OK;
+}
+
+const struct dpn_mode_class dpn_mode_ddp = {
+    .name = "ddp",
+    .summary = "every device all-reduces gradients in buckets, overlapped with backward",
+    .check = ddp_check,
+    .step = ddp_step,
+    .replicated_state = 1,
+};

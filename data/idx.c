@@ -216,8 +216,8 @@ static enum dpn_status idx_check_magic(const char *path, const uint8_t *bytes, u
     char hint[100];
     idx_explain_magic(bytes, want, hint, sizeof(hint));
     if (want)
-        return dpn_fail(DPN_ERR_INPUT, "%s: not an IDX file of %s: magic %08x, wanted %08x%s", path,
-                        idx_kind(want), idx->magic, want, hint);
+        return dpn_fail(DPN_ERR_INPUT, "%s: not an IDX file of %s: magic %08x (%u), wanted %08x (%u)%s", path,
+                        idx_kind(want), idx->magic, idx->magic, want, want, hint);
     return dpn_fail(DPN_ERR_INPUT, "%s: not an IDX file: magic %08x, wanted 00000801 to 00000804%s", path,
                     idx->magic, hint);
 }

@@ -4,9 +4,9 @@
  * with plain loops: the truth the others are tested against. Callers cut work into pieces and give them to
  * team threads; how they cut never changes a result, because every slot computes each output element by a
  * fixed sequence of operations that depends on the shapes and the instruction set alone:
- *   gemm       C[i][j] is one chain of multiply-adds (fused in avx2 and avx512, which agree bit by bit; rounded twice in
- *              ref and baseline, likewise) over k = 0..K-1, starting at 0 or at C[i][j]; tiling, also of k with
- *              accumulate, and the order of tiles cannot change it
+ *   gemm       C[i][j] is one chain of multiply-adds over k = 0..K-1, starting at 0 or at C[i][j]; cuts of
+ *              m, n and k (with accumulate) and their order cannot change it. avx2 and avx512 fuse, and agree
+ *              bit by bit; ref and baseline round every product, and agree
  *   col_sum    rows in ascending order, one chain a column
  *   reductions (sum_squares, loss) run in a documented order over the whole range they are given
  *

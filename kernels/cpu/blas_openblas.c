@@ -4,7 +4,9 @@
  * its constructor starts threads. So the core type is chosen from CPUID and one thread is asked for before
  * dlopen.
  */
+#include <assert.h>
 #include <dlfcn.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,6 +63,7 @@ const char *dpn_blas_core_type(unsigned features, const char *inherited, char *r
 static int blas_leading(size_t stride, size_t length)
 {
     size_t least = length > 0 ? length : 1;
+    assert(stride <= INT_MAX && length <= INT_MAX);
     return (int)(stride > least ? stride : least);
 }
 

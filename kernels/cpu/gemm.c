@@ -9,11 +9,16 @@
  * pipes, the rest cuts loads of B). For 16 registers: 6 rows of two vectors. A 6x64 tile fetches ahead one
  * line a step of k, which is worth 8-15% when B comes from beyond L2.
  *
- * Compiled with -ffp-contract=fast: a set with FMA fuses every step of every chain, one without never does.
+ * A set with FMA fuses every step of every chain, one without never does. Intrinsics make sure of it: what a
+ * compiler contracts by itself depends on what stands around it (a sanitizer's checks are enough).
  */
 #include <string.h>
 
 #include "kernels/cpu/isa.h"
+
+#if DPN_LANES > 4
+#include <immintrin.h>
+#endif
 
 enum {
     GEMM_COLUMNS = DPN_PANEL_COLUMNS,
@@ -27,6 +32,18 @@ typedef float gemm_vec_any __attribute__((vector_size(DPN_LANES * 4), aligned(4)
 typedef float gemm_quad __attribute__((vector_size(16)));
 typedef float gemm_quad_any __attribute__((vector_size(16), aligned(4), may_alias));
 
+/* SUM + X * ROW. */
+static DPN_ALWAYS_INLINE gemm_vec gemm_step(gemm_vec sum, float x, gemm_vec row)
+{
+#if DPN_LANES == 16
+    return _mm512_fmadd_ps(_mm512_set1_ps(x), row, sum);
+#elif DPN_LANES == 8
+    return _mm256_fmadd_ps(_mm256_set1_ps(x), row, sum);
+#else
+    return sum + x * row;
+#endif
+}
+
 struct gemm_tile {
     size_t k;
     const float *a;
@@ -36,9 +53,8 @@ struct gemm_tile {
     float *c;
     size_t c_row;
     int accumulate;
-    uintptr_t
-        ahead; /* address that the next block will read: a cache line of it is fetched every step of k */
-    size_t ahead_step; /* a line's bytes; 0: nothing known, AHEAD stays on a line in use */
+    uintptr_t ahead;   /* address in what the next block will read: a line of it is fetched every step of k */
+    size_t ahead_step; /* a line's bytes; 0: nothing known, AHEAD stays where it is */
 };
 typedef void gemm_tile_fn(const struct gemm_tile *tile);
 
@@ -75,7 +91,7 @@ static DPN_ALWAYS_INLINE void gemm_multiply(const struct gemm_tile *tile, const 
         for (size_t i = 0; i < rows; i++) {
             const float factor = a[i * a_row];
             DPN_UNROLL
-            for (size_t v = 0; v < vecs; v++) acc[i][v] += factor * row[v];
+            for (size_t v = 0; v < vecs; v++) acc[i][v] = gemm_step(acc[i][v], factor, row[v]);
         }
         if (prefetch) __builtin_prefetch((const void *)ahead);
         ahead += ahead_step;
@@ -83,9 +99,8 @@ static DPN_ALWAYS_INLINE void gemm_multiply(const struct gemm_tile *tile, const 
         b += b_row;
     }
     float *c = tile->c;
-    __asm__(
-        ""
-        : "+r"(c)); /* else the addresses of all rows are kept in scarce registers since the loads above */
+    /* Hides that C is the same as above: all rows' addresses would be kept in registers over the loop. */
+    __asm__("" : "+r"(c));
     DPN_UNROLL
     for (size_t i = 0; i < rows; i++) {
         DPN_UNROLL
@@ -94,22 +109,18 @@ static DPN_ALWAYS_INLINE void gemm_multiply(const struct gemm_tile *tile, const 
     }
 }
 
-#define GEMM_TILE(rows, vecs)                                               \
-    static void gemm_##rows##x##vecs##_by_k(const struct gemm_tile *tile)   \
-    {                                                                       \
-        gemm_multiply(tile, rows, vecs, 1);                                 \
-    }                                                                       \
+/* clang-format off */
+#define GEMM_TILE(rows, vecs) \
+    static void gemm_##rows##x##vecs##_by_k(const struct gemm_tile *tile) \
+    { \
+        gemm_multiply(tile, rows, vecs, 1); \
+    } \
     static void gemm_##rows##x##vecs##_by_row(const struct gemm_tile *tile) \
-    {                                                                       \
-        gemm_multiply(tile, rows, vecs, 0);                                 \
+    { \
+        gemm_multiply(tile, rows, vecs, 0); \
     }
-#define GEMM_ENTRY(rows, vecs)                                         \
-    {                                                                  \
-        rows,                                                          \
-        {                                                              \
-            gemm_##rows##x##vecs##_by_row, gemm_##rows##x##vecs##_by_k \
-        }                                                              \
-    }
+#define GEMM_ENTRY(rows, vecs) {rows, {gemm_##rows##x##vecs##_by_row, gemm_##rows##x##vecs##_by_k}}
+/* clang-format on */
 
 /* Tiles of one width, tallest first, down to one row. */
 struct gemm_height {
@@ -213,8 +224,8 @@ static void gemm_rows_partial(const struct gemm_tile *first, size_t m, size_t wi
 static DPN_ALWAYS_INLINE void gemm_transpose4(const float *from, size_t from_row, float *to, size_t to_row)
 {
     gemm_quad r0 = *(const gemm_quad_any *)from, r1 = *(const gemm_quad_any *)(from + from_row);
-    gemm_quad r2 = *(const gemm_quad_any *)(from + 2 * from_row),
-              r3 = *(const gemm_quad_any *)(from + 3 * from_row);
+    gemm_quad r2 = *(const gemm_quad_any *)(from + 2 * from_row);
+    gemm_quad r3 = *(const gemm_quad_any *)(from + 3 * from_row);
     gemm_quad low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
     gemm_quad low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
     gemm_quad high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);

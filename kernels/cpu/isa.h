@@ -32,13 +32,14 @@
 #define DPN_LANES 4
 #endif
 
+/* DPN_INDEPENDENT: iteration i of the loop touches elements i only, so its arrays may be one and the same. */
 #if defined(__clang__)
+#pragma clang diagnostic ignored "-Wpass-failed" /* sanitized and -O0 builds cannot follow the hints */
 #define DPN_UNROLL      _Pragma("clang loop unroll(full)")
 #define DPN_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
-#define DPN_UNROLL _Pragma("GCC unroll 32")
-#define DPN_INDEPENDENT \
-    _Pragma("GCC ivdep") /* iteration i touches only elements i: full overlap is allowed */
+#define DPN_UNROLL      _Pragma("GCC unroll 32")
+#define DPN_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 #define DPN_ALWAYS_INLINE inline __attribute__((always_inline))

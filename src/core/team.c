@@ -66,40 +66,62 @@ void dpn_team_run(struct dpn_team *team, dpn_team_fn *fn, void *arg)
     dpn_flag_wait(&team->done, team->jobs * (uint32_t)(team->size - 1), NULL);
 }
 
+/* What a region's threads share while it is open. */
+struct team_opening {
+    struct dpn_team team;
+    void (*bind)(void *bind_arg, int thread);
+    void *bind_arg;
+    struct dpn_abort *abort;
+    enum dpn_status (*body)(void *arg, struct dpn_team *team);
+    void *arg;
+    enum dpn_status status; /* body's; thread 0 only */
+};
+
+static enum dpn_status team_lead(struct team_opening *opening)
+{
+    struct dpn_team *team = &opening->team;
+    int got = omp_get_num_threads();
+    if (got != team->size)
+        return dpn_fail(DPN_ERR_SYSTEM, "a device's team wants %d threads and got %d (OMP_THREAD_LIMIT?)", team->size, got);
+    DPN_TRY(dpn_flag_wait(&team->ready, (uint32_t)(team->size - 1), opening->abort));
+    return opening->body(opening->arg, team);
+}
+
+/* Fork and join are ordered by the OpenMP runtime, which is not instrumented: TSan is told what it cannot see. */
+static __attribute__((noinline)) void team_thread(struct team_opening *opening)
+{
+    struct dpn_team *team = &opening->team;
+    int thread = omp_get_thread_num();
+    TEAM_ACQUIRE(opening);
+    if (thread == 0) {
+        opening->status = team_lead(opening);
+        team->stop = 1;
+        dpn_flag_add(&team->go, 1);
+    } else {
+        if (opening->bind) opening->bind(opening->bind_arg, thread);
+        dpn_flag_add(&team->ready, 1);
+        team_work(team, thread);
+    }
+    TEAM_RELEASE(opening);
+}
+
+/* Not instrumented: the compiler's record of shared variables is read before anything could be annotated. */
+static __attribute__((noinline, no_sanitize("thread"))) void team_region(struct team_opening *opening, int size)
+{
+#pragma omp parallel num_threads(size)
+    team_thread(opening);
+}
+
 enum dpn_status dpn_team_open(int size, void (*bind)(void *bind_arg, int thread), void *bind_arg,
                               struct dpn_abort *abort, enum dpn_status (*body)(void *arg, struct dpn_team *team),
                               void *arg)
 {
-    struct dpn_team team = {.size = size};
-    enum dpn_status status = DPN_OK;
-    int got = 0;
-
-    if (size == 1) return body(arg, &team);
+    struct team_opening opening = {.team = {.size = size}, .bind = bind, .bind_arg = bind_arg, .abort = abort,
+                                   .body = body, .arg = arg};
+    if (size == 1) return body(arg, &opening.team);
     omp_set_dynamic(0);
-    TEAM_RELEASE(&team);
-#pragma omp parallel num_threads(size) default(shared)
-    {
-        int thread = omp_get_thread_num();
-        /* The fork is ordered by libgomp, which is not instrumented: tell TSan what it cannot see. */
-        TEAM_ACQUIRE(&team);
-        if (thread == 0) {
-            got = omp_get_num_threads();
-            if (got == size) {
-                status = dpn_flag_wait(&team.ready, (uint32_t)(size - 1), abort);
-                if (status == DPN_OK) status = body(arg, &team);
-            } else {
-                status = dpn_fail(DPN_ERR_SYSTEM, "a device's team wants %d threads and got %d (OMP_THREAD_LIMIT?)",
-                                  size, got);
-            }
-            team.stop = 1;
-            dpn_flag_add(&team.go, 1);
-        } else {
-            if (bind) bind(bind_arg, thread);
-            dpn_flag_add(&team.ready, 1);
-            team_work(&team, thread);
-        }
-        TEAM_RELEASE(&team.done);
-    }
-    TEAM_ACQUIRE(&team.done);
-    return status;
+    TEAM_RELEASE(&opening);
+    team_region(&opening, size);
+    TEAM_ACQUIRE(&opening);
+    return opening.status;
 }

@@ -27,8 +27,8 @@ static enum dpn_status reduce_select_best(const struct dpn_reduce_group *group,
             *cls = candidate;
         }
         if (score < 0 && length < sizeof why)
-            length +=
-                (size_t)snprintf(why + length, sizeof why - length, "; %s: %s", candidate->name, reason);
+            length += (size_t)snprintf(why + length, sizeof why - length, "; %s: %s", candidate->name,
+                                       reason);
     }
     if (best >= 0) return DPN_OK;
     return dpn_fail(DPN_ERR_USAGE, "--reducer auto: no reducer can serve these devices%s", why);

@@ -116,9 +116,10 @@ static enum dpn_status check_segments(const struct check *check, int member, siz
     for (size_t i = 0; i < n_segments; i++) {
         struct dpn_tree_node node = segments[i].node;
         if (!check_node(node, leaves, &first, &count))
-            return check_violation(
-                check, member, "bucket %zu: (%u, %llu) is not the name of a node over %llu leaves", bucket,
-                node.level, (unsigned long long)node.index, (unsigned long long)leaves);
+            return check_violation(check, member,
+                                   "bucket %zu: (%u, %llu) is not the name of a node over %llu leaves",
+                                   bucket, node.level, (unsigned long long)node.index,
+                                   (unsigned long long)leaves);
         if (i > 0 && first != next)
             return check_violation(check, member, "bucket %zu: segment %zu begins at leaf %llu, not %llu",
                                    bucket, i, (unsigned long long)first, (unsigned long long)next);
@@ -316,8 +317,9 @@ static enum dpn_status check_untouched(const struct check *check, int member, si
         const float *data = j == 0 ? slot->first.data : slot->more[j - 1].data;
         for (size_t i = 0; i < check->plan->buckets[bucket].elems; i++)
             if (memcmp(&data[i], &check_poison, sizeof check_poison) != 0)
-                return check_violation(
-                    check, member, "bucket %zu: segment %zu was written between start and wait", bucket, j);
+                return check_violation(check, member,
+                                       "bucket %zu: segment %zu was written between start and wait", bucket,
+                                       j);
     }
     return DPN_OK;
 }
@@ -398,9 +400,9 @@ static enum dpn_status check_broadcast(struct dpn_reducer *reducer, int member, 
     DPN_TRY(check->inner->cls->broadcast(check->inner, member, root, buffer, elems));
     const float *source = check->members[root].buffer;
     if (elems > 0 && memcmp(buffer, source, elems * sizeof *buffer) != 0)
-        return check_report(
-            check,
-            check_violation(check, member, "broadcast of %zu floats from %d came out wrong", elems, root));
+        return check_report(check,
+                            check_violation(check, member, "broadcast of %zu floats from %d came out wrong",
+                                            elems, root));
     /* Keeps the root's buffer and everybody's arguments as they are until all have compared. */
     return dpn_reduce_meet(&check->meeting, &self->stats, &self->stats.wait_data_ns);
 }
@@ -485,9 +487,7 @@ enum dpn_status dpn_reduce_check_open(const struct dpn_reduce_group *group,
     };
     check->base.cls = &check->cls;
     status = check_open_parts(check);
-    if (status == DPN_OK)
-        *reducer = &check->base;
-    else
-        check_close(&check->base);
+    if (status == DPN_OK) *reducer = &check->base;
+    else check_close(&check->base);
     return status;
 }

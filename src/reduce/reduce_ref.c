@@ -66,10 +66,8 @@ static enum dpn_status ref_open(const struct dpn_reduce_group *group, const stru
     ref->group = group;
     ref->plan = plan;
     enum dpn_status status = ref_open_parts(ref);
-    if (status == DPN_OK)
-        *reducer = &ref->base;
-    else
-        ref_close(&ref->base);
+    if (status == DPN_OK) *reducer = &ref->base;
+    else ref_close(&ref->base);
     return status;
 }
 

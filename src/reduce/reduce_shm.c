@@ -27,12 +27,11 @@
 
 extern const struct dpn_reducer_class dpn_reducer_shm; /* below */
 
-enum {
-    SHM_SMALL_ELEMS =
-        4096, /* at this size the second owner's flag costs as much as the addition it would save */
-    SHM_CHUNK_ELEMS =
-        2048, /* 8 KiB: two sources, a result and a copy of it fit a first-level cache of 32 KiB */
-};
+/* Two members need the same time for this many floats whether one of them or both add them: the second
+ * owner's flag costs what its half of the addition saves. */
+enum { SHM_SMALL_ELEMS = 2048 };
+/* 8 KiB: two sources, the sum and a copy of it fit a first-level cache of 32 KiB. */
+enum { SHM_CHUNK_ELEMS = 2048 };
 
 /* Growing counters: step s (from 0) of a bucket is complete at (s+1) * members and (s+1) * owners. */
 struct shm_bucket {
@@ -95,10 +94,8 @@ static enum dpn_status shm_open(const struct dpn_reduce_group *group, const stru
     shm->group = group;
     shm->plan = plan;
     enum dpn_status status = shm_open_parts(shm);
-    if (status == DPN_OK)
-        *reducer = &shm->base;
-    else
-        shm_close(&shm->base);
+    if (status == DPN_OK) *reducer = &shm->base;
+    else shm_close(&shm->base);
     return status;
 }
 
@@ -172,10 +169,8 @@ static void shm_add_next(struct shm *shm, int member)
     if (elems == 0) return;
     dpn_reduce_terms_gather(&self->terms, &shm->table, bucket);
     if (!dpn_reduce_terms_done(&self->terms)) {
-        if (self->terms.n_sources == 1)
-            shm_copy_slice(self, first, elems);
-        else
-            shm_add_slice(self, shm->group->kernels, first, elems);
+        if (self->terms.n_sources == 1) shm_copy_slice(self, first, elems);
+        else shm_add_slice(self, shm->group->kernels, first, elems);
         shm_book(self, &self->stats.work_ns);
     }
     if (shm->group->n == 1) return;

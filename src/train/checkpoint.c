@@ -1,5 +1,6 @@
-/* Saving. Everything that can run out of space is done under temporary names first; what follows is renames, in an
- * order that leaves a complete checkpoint at every moment: either NAME or, while NAME is being replaced, `last`. */
+/* Saving. Everything that can run out of space is done under temporary names first; what follows is renames,
+ * in an order that leaves a complete checkpoint at every moment: either NAME or, while NAME is being
+ * replaced, `last`. */
 #include "train/checkpoint.h"
 
 #include <errno.h>
@@ -28,7 +29,7 @@ struct save {
     const struct dpn_model *model;
     const struct dpn_checkpoint_arenas *arenas;
     struct save_file files[SAVE_N_FILES];
-    float *scratch;     /* the largest tensor, in PyTorch's order */
+    float *scratch; /* the largest tensor, in PyTorch's order */
     uint32_t weights_crc;
 };
 
@@ -57,7 +58,11 @@ static const void *save_slot_data(void *arg, size_t position)
 static struct dpn_st_source save_source(const struct dpn_tensor *tensor, const char *name,
                                         const void *(*data)(void *arg, size_t position))
 {
-    return (struct dpn_st_source){.name = name, .dtype = "F32", .rank = tensor->rank, .shape = tensor->shape, .data = data};
+    return (struct dpn_st_source){.name = name,
+                                  .dtype = "F32",
+                                  .rank = tensor->rank,
+                                  .shape = tensor->shape,
+                                  .data = data};
 }
 
 static enum dpn_status save_write_weights(struct save *save, int fd, const char *path)
@@ -68,12 +73,14 @@ static enum dpn_status save_write_weights(struct save *save, int fd, const char 
     DPN_TRY(dpn_calloc(&sources, model->n_tensors, sizeof(*sources), "checkpoint header"));
     for (size_t i = 0; i < model->n_tensors; i++)
         sources[i] = save_source(&model->tensors[i], model->tensors[i].name, save_weight_data);
-    enum dpn_status status = dpn_st_write(fd, path, metadata, 1, sources, model->n_tensors, save, &save->weights_crc);
+    enum dpn_status status = dpn_st_write(fd, path, metadata, 1, sources, model->n_tensors, save,
+                                          &save->weights_crc);
     free(sources);
     return status;
 }
 
-static enum dpn_status save_write_state(struct save *save, int fd, const char *path, const struct dpn_ckpt_text *text)
+static enum dpn_status save_write_state(struct save *save, int fd, const char *path,
+                                        const struct dpn_ckpt_text *text)
 {
     const struct dpn_model *model = save->model;
     const size_t n = model->n_tensors * (size_t)save->arenas->n_slots;
@@ -112,8 +119,10 @@ static enum dpn_status save_create(struct save *save, enum save_which which, int
 /* Ends a temporary file: its bytes are on the disk before any name points to them. */
 static enum dpn_status save_finish(struct save *save, enum save_which which, int fd, enum dpn_status status)
 {
-    if (status == DPN_OK && fsync(fd) != 0) status = save_fail(save, save->files[which].name, errno, "sync it");
-    if (close(fd) != 0 && status == DPN_OK) status = save_fail(save, save->files[which].name, errno, "close it");
+    if (status == DPN_OK && fsync(fd) != 0)
+        status = save_fail(save, save->files[which].name, errno, "sync it");
+    if (close(fd) != 0 && status == DPN_OK)
+        status = save_fail(save, save->files[which].name, errno, "close it");
     return status;
 }
 
@@ -170,7 +179,8 @@ static enum dpn_status save_link(struct save *save, enum save_which from, enum s
 {
     struct save_file *file = &save->files[to];
     const int fd = save->dir->fd;
-    if (unlinkat(fd, file->temp, 0) != 0 && errno != ENOENT) return save_fail(save, file->temp, errno, "remove it");
+    if (unlinkat(fd, file->temp, 0) != 0 && errno != ENOENT)
+        return save_fail(save, file->temp, errno, "remove it");
     if (linkat(fd, save->files[from].temp, fd, file->temp, 0) == 0) {
         file->there = 1;
         return DPN_OK;
@@ -248,10 +258,8 @@ enum dpn_status dpn_checkpoint_save(struct dpn_checkpoint_dir *dir, const struct
     struct save save = {.dir = dir, .model = model, .arenas = arenas};
     char stem[DPN_CKPT_STEM_BYTES];
     size_t largest = 0;
-    if (record->step_in_epoch == 0)
-        snprintf(stem, sizeof(stem), "epoch-%04" PRIu64, record->epoch);
-    else
-        snprintf(stem, sizeof(stem), "step-%08" PRIu64, record->global_step);
+    if (record->step_in_epoch == 0) snprintf(stem, sizeof(stem), "epoch-%04" PRIu64, record->epoch);
+    else snprintf(stem, sizeof(stem), "step-%08" PRIu64, record->global_step);
     save_name_files(&save, stem);
     for (size_t i = 0; i < model->n_tensors; i++)
         if (model->tensors[i].elems > largest) largest = model->tensors[i].elems;

@@ -1,3 +1,4 @@
+/* The output folder: names, opening and locking it, and what is removed from it. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +21,8 @@ static int dir_is_numbered(const char *text, const char *prefix, size_t width)
     const size_t skip = strlen(prefix);
     if (strncmp(text, prefix, skip) != 0) return 0;
     const size_t digits = strspn(text + skip, "0123456789");
-    return text[skip + digits] == '\0' && (digits == width || (digits > width && digits <= 20 && text[skip] != '0'));
+    return text[skip + digits] == '\0' &&
+           (digits == width || (digits > width && digits <= 20 && text[skip] != '0'));
 }
 
 enum dpn_ckpt_file dpn_ckpt_classify(const char *file, char stem[DPN_CKPT_STEM_BYTES])
@@ -30,7 +32,8 @@ enum dpn_ckpt_file dpn_ckpt_classify(const char *file, char stem[DPN_CKPT_STEM_B
     enum dpn_ckpt_file kind = DPN_CKPT_WEIGHTS;
     stem[0] = '\0';
     if (strncmp(file, DPN_CKPT_TEMP_PREFIX, sizeof(DPN_CKPT_TEMP_PREFIX) - 1) == 0) return DPN_CKPT_TEMP;
-    if (length > sizeof(state_suffix) - 1 && strcmp(file + length - (sizeof(state_suffix) - 1), state_suffix) == 0) {
+    if (length > sizeof(state_suffix) - 1 &&
+        strcmp(file + length - (sizeof(state_suffix) - 1), state_suffix) == 0) {
         kind = DPN_CKPT_STATE;
         suffix = sizeof(state_suffix) - 1;
     } else if (length <= suffix || strcmp(file + length - suffix, weights_suffix) != 0) {
@@ -58,23 +61,23 @@ char *dpn_ckpt_slot_name(const char *slot, const char *tensor)
     return asprintf(&name, "%s.%s", slot, tensor) < 0 ? NULL : name;
 }
 
-enum dpn_status dpn_ckpt_scan(const char *path, enum dpn_status (*each)(void *arg, const char *name), void *arg)
+static int dir_is_name(const struct dirent *entry)
 {
-    DIR *stream = opendir(path);
-    if (!stream) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read the folder", path);
+    return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+}
+
+enum dpn_status dpn_ckpt_scan(const char *path, enum dpn_status (*each)(void *arg, const char *name),
+                              void *arg)
+{
+    struct dirent **entries;
+    int n = scandir(path, &entries, dir_is_name, alphasort);
+    if (n < 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read the folder", path);
     enum dpn_status status = DPN_OK;
-    for (;;) {
-        errno = 0;
-        const struct dirent *entry = readdir(stream);
-        if (!entry) {
-            if (errno != 0) status = dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read the folder", path);
-            break;
-        }
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        status = each(arg, entry->d_name);
-        if (status != DPN_OK) break;
+    for (int i = 0; i < n; i++) {
+        if (status == DPN_OK) status = each(arg, entries[i]->d_name);
+        free(entries[i]);
     }
-    closedir(stream);
+    free(entries);
     return status;
 }
 
@@ -150,7 +153,8 @@ static void dir_unmake(char *path, size_t created)
     }
 }
 
-/* Creates PATH and its missing parents; *CREATED counts levels. What was created goes again if a later level fails. */
+/* Creates PATH and its missing parents; *CREATED counts levels. What was created goes again if a later level
+ * fails. */
 static int dir_make(const char *path, size_t *created)
 {
     *created = 0;
@@ -171,10 +175,8 @@ static int dir_make(const char *path, size_t *created)
     size_t above = 0;
     int error = dir_make(parent, &above);
     if (error == 0) {
-        if (mkdir(path, 0777) == 0)
-            *created = above + 1;
-        else if (errno != EEXIST)
-            error = errno;
+        if (mkdir(path, 0777) == 0) *created = above + 1;
+        else if (errno != EEXIST) error = errno;
         if (error != 0) dir_unmake(parent, above);
     }
     free(parent);
@@ -184,7 +186,8 @@ static int dir_make(const char *path, size_t *created)
 static enum dpn_status dir_lock(struct dpn_checkpoint_dir *dir)
 {
     dir->fd = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir->fd < 0) return dpn_fail_errno(DPN_ERR_USAGE, errno, "--out %s: cannot open the folder", dir->path);
+    if (dir->fd < 0)
+        return dpn_fail_errno(DPN_ERR_USAGE, errno, "--out %s: cannot open the folder", dir->path);
     if (flock(dir->fd, LOCK_EX | LOCK_NB) == 0) {
         dir->locked = 1;
     } else if (errno == EWOULDBLOCK) {
@@ -238,8 +241,10 @@ static enum dpn_status dir_prepare(struct dpn_checkpoint_dir *dir, int overwrite
     if (dpn_ckpt_scan(dir->path, dir_note_old, dir) != DPN_OK)
         return dpn_fail(DPN_ERR_USAGE, "--out %s: cannot list the folder", dir->path);
     if (dir->n_old > 0 && !overwrite && !resume)
-        return dpn_fail(DPN_ERR_USAGE, "--out %s: holds a run already (%s): give --resume auto, --overwrite or another folder",
-                        dir->path, dir->old[0]);
+        return dpn_fail(
+            DPN_ERR_USAGE,
+            "--out %s: holds a run already (%s): give --resume auto, --overwrite or another folder",
+            dir->path, dir->old[0]);
     if (resume) dir->n_old = 0;
     DPN_TRY(dir_probe(dir));
     /* Without a lock these may belong to a run that is alive. */
@@ -256,16 +261,16 @@ enum dpn_status dpn_checkpoint_dir_open(const char *path, int overwrite, int res
     dir->fd = -1;
     dir->keep = keep;
     dir->path = strdup(path);
-    enum dpn_status status = dir->path ? DPN_OK : dpn_fail(DPN_ERR_NOMEM, "--out %s: no memory to open it", path);
+    enum dpn_status status = dir->path ? DPN_OK
+                                       : dpn_fail(DPN_ERR_NOMEM, "--out %s: no memory to open it", path);
     if (status == DPN_OK) {
         int error = dir_make(path, &dir->created);
-        if (error != 0) status = dpn_fail_errno(DPN_ERR_USAGE, error, "--out %s: cannot create the folder", path);
+        if (error != 0)
+            status = dpn_fail_errno(DPN_ERR_USAGE, error, "--out %s: cannot create the folder", path);
     }
     if (status == DPN_OK) status = dir_prepare(dir, overwrite, resume);
-    if (status == DPN_OK)
-        *out = dir;
-    else
-        dpn_checkpoint_dir_close(dir);
+    if (status == DPN_OK) *out = dir;
+    else dpn_checkpoint_dir_close(dir);
     return status;
 }
 
@@ -287,7 +292,8 @@ static void dir_remove(const struct dpn_checkpoint_dir *dir, const char *name)
         dpn_warn("%s/%s: cannot remove it: %s", dir->path, name, strerror(errno));
 }
 
-/* Weights first: what a crash leaves in between still counts as an old checkpoint, which the next pruning removes. */
+/* Weights first: what a crash leaves in between still counts as an old checkpoint, which the next pruning
+ * removes. */
 static void dir_remove_checkpoint(const struct dpn_checkpoint_dir *dir, const char *stem)
 {
     char name[DPN_CKPT_NAME_BYTES];
@@ -304,7 +310,8 @@ static void dir_remove_old(struct dpn_checkpoint_dir *dir, const char *saved, in
         for (size_t i = 0; i < dir->n_old; i++) {
             char stem[DPN_CKPT_STEM_BYTES];
             const enum dpn_ckpt_file kind = dpn_ckpt_classify(dir->old[i], stem);
-            const int new_now = strcmp(stem, saved) == 0 || strcmp(stem, "last") == 0 || (kind == DPN_CKPT_BEST && best);
+            const int new_now = strcmp(stem, saved) == 0 || strcmp(stem, "last") == 0 ||
+                                (kind == DPN_CKPT_BEST && best);
             if (!new_now && (kind == DPN_CKPT_STATE) == state) dir_remove(dir, dir->old[i]);
         }
     }
@@ -323,10 +330,8 @@ static void dir_prune(const struct dpn_checkpoint_dir *dir, const char *saved)
     for (size_t i = 0; i < n; i++) {
         const char *stem = entries[i].stem;
         if (!entries[i].readable || strcmp(stem, "last") == 0 || strcmp(stem, saved) == 0) continue;
-        if (kept < dir->keep)
-            kept++;
-        else
-            dir_remove_checkpoint(dir, stem);
+        if (kept < dir->keep) kept++;
+        else dir_remove_checkpoint(dir, stem);
     }
     free(entries);
 }

@@ -1,3 +1,5 @@
+/* Loading: weights of any safetensors file, and checkpoints, whose two files must be sound and belong
+ * together. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,8 +22,8 @@ static void load_shape_text(unsigned rank, const uint64_t *shape, char *text, si
 }
 
 /* The tensor NAME of FILE, which must be F32 and of TENSOR's shape. */
-static enum dpn_status load_find(const struct dpn_st_file *file, const char *name, const struct dpn_tensor *tensor,
-                                 const struct dpn_st_tensor **found)
+static enum dpn_status load_find(const struct dpn_st_file *file, const char *name,
+                                 const struct dpn_tensor *tensor, const struct dpn_st_tensor **found)
 {
     const struct dpn_st_tensor *there = dpn_st_find(file, name);
     if (!there) return dpn_fail(DPN_ERR_INPUT, "%s: has no tensor \"%s\"", file->path, name);
@@ -37,8 +39,8 @@ static enum dpn_status load_find(const struct dpn_st_file *file, const char *nam
         char mine[128], theirs[128];
         load_shape_text(tensor->rank, shape, mine, sizeof(mine));
         load_shape_text(there->rank, there->shape, theirs, sizeof(theirs));
-        return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" has shape %s, the model's has %s", file->path, name, theirs,
-                        mine);
+        return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" has shape %s, the model's has %s", file->path, name,
+                        theirs, mine);
     }
     *found = there;
     return DPN_OK;
@@ -86,10 +88,11 @@ static enum dpn_status load_refuse_others(const struct load *load)
     for (size_t t = 0; t < load->file->n_tensors; t++) {
         const struct dpn_st_tensor *there = &load->file->tensors[t];
         int wanted = load_is_counter(there->name);
-        for (size_t i = 0; !wanted && i < load->n_slots * load->model->n_tensors; i++) wanted = load->found[i] == there;
+        for (size_t i = 0; !wanted && i < load->n_slots * load->model->n_tensors; i++)
+            wanted = load->found[i] == there;
         if (!wanted)
-            return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" is not one of model %s", load->file->path, there->name,
-                            load->model->spec);
+            return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" is not one of model %s", load->file->path,
+                            there->name, load->model->spec);
     }
     return DPN_OK;
 }
@@ -99,7 +102,8 @@ static enum dpn_status load_check(struct load *load)
     size_t largest = 0;
     for (size_t i = 0; i < load->model->n_tensors; i++)
         if (load->model->tensors[i].elems > largest) largest = load->model->tensors[i].elems;
-    DPN_TRY(dpn_calloc(&load->found, load->n_slots * load->model->n_tensors, sizeof(*load->found), "loading tensors"));
+    DPN_TRY(dpn_calloc(&load->found, load->n_slots * load->model->n_tensors, sizeof(*load->found),
+                       "loading tensors"));
     DPN_TRY(load_find_all(load));
     DPN_TRY(load_refuse_others(load));
     return dpn_calloc(&load->scratch, largest, sizeof(float), "loading tensors");
@@ -131,8 +135,10 @@ enum dpn_status dpn_weights_load(const char *path, const struct dpn_model *model
     struct load load = {.file = file, .model = model, .n_slots = 1, .arenas = &params};
     enum dpn_status status = dpn_st_verify(file, &ours, &crc);
     if (status == DPN_OK && dpn_st_metadata(file, "weights_crc32"))
-        status = dpn_fail(DPN_ERR_INPUT, "%s: is the state file of a checkpoint; the weights are in the file without \".state\"",
-                          path);
+        status =
+            dpn_fail(DPN_ERR_INPUT,
+                     "%s: is the state file of a checkpoint; the weights are in the file without \".state\"",
+                     path);
     if (status == DPN_OK) status = load_check(&load);
     if (status == DPN_OK) load_import(&load);
     load_free(&load);
@@ -155,8 +161,8 @@ static enum dpn_status load_open_verified(const char *folder, const char *stem, 
     return status;
 }
 
-static enum dpn_status load_open_files(struct dpn_checkpoint *checkpoint, const char *folder, const char *stem,
-                                       struct dpn_progress_record *record, int *mismatch)
+static enum dpn_status load_open_files(struct dpn_checkpoint *checkpoint, const char *folder,
+                                       const char *stem, struct dpn_progress_record *record, int *mismatch)
 {
     uint32_t weights_crc, state_crc;
     DPN_TRY(load_open_verified(folder, stem, DPN_STATE_SUFFIX, &checkpoint->state, &state_crc));
@@ -170,7 +176,8 @@ static enum dpn_status load_open_files(struct dpn_checkpoint *checkpoint, const 
     snprintf(text, sizeof(text), "%08" PRIx32, weights_crc);
     *mismatch = !wanted || strcmp(wanted, text) != 0;
     if (*mismatch)
-        return dpn_fail(DPN_ERR_INPUT, "%s: does not belong to its state file: CRC-32 is %s, the state was saved with %s",
+        return dpn_fail(DPN_ERR_INPUT,
+                        "%s: does not belong to its state file: CRC-32 is %s, the state was saved with %s",
                         checkpoint->path, text, wanted ? wanted : "none");
     return DPN_OK;
 }
@@ -183,10 +190,8 @@ enum dpn_status dpn_ckpt_open_pair(const char *folder, const char *stem, struct 
     *mismatch = 0;
     DPN_TRY(dpn_calloc(&checkpoint, 1, sizeof(*checkpoint), "checkpoint"));
     enum dpn_status status = load_open_files(checkpoint, folder, stem, record, mismatch);
-    if (status == DPN_OK)
-        *out = checkpoint;
-    else
-        dpn_checkpoint_close(checkpoint);
+    if (status == DPN_OK) *out = checkpoint;
+    else dpn_checkpoint_close(checkpoint);
     return status;
 }
 
@@ -214,7 +219,8 @@ static enum dpn_status load_auto(const char *folder, struct dpn_progress_record 
 {
     struct stat info;
     size_t n = 0;
-    if (!folder || folder[0] == '\0') return dpn_fail(DPN_ERR_USAGE, "--resume auto needs --out, the folder to look in");
+    if (!folder || folder[0] == '\0')
+        return dpn_fail(DPN_ERR_USAGE, "--resume auto needs --out, the folder to look in");
     if (stat(folder, &info) != 0) return DPN_OK; /* nothing was ever saved there */
     DPN_TRY(load_newest(folder, record, &n, checkpoint));
     *found = n > 0;
@@ -239,7 +245,8 @@ static enum dpn_status load_split(const char *path, char **folder, char **stem)
 
 /* Opens STEM of FOLDER; *BROKEN: its weights are there, but not the state that was saved with them. */
 static enum dpn_status load_pair(const char *path, const char *folder, const char *stem,
-                                 struct dpn_progress_record *record, int *broken, struct dpn_checkpoint **checkpoint)
+                                 struct dpn_progress_record *record, int *broken,
+                                 struct dpn_checkpoint **checkpoint)
 {
     char *state = dpn_ckpt_path(folder, stem, DPN_STATE_SUFFIX);
     char *weights = dpn_ckpt_path(folder, stem, DPN_WEIGHTS_SUFFIX);
@@ -249,7 +256,8 @@ static enum dpn_status load_pair(const char *path, const char *folder, const cha
         status = dpn_fail(DPN_ERR_NOMEM, "no memory to open a checkpoint");
     } else if (access(weights, F_OK) == 0 && access(state, F_OK) != 0) {
         *broken = 1;
-        status = dpn_fail(DPN_ERR_INPUT, "--resume %s: there is no %s beside it (weights alone start a run with --init)",
+        status = dpn_fail(DPN_ERR_INPUT,
+                          "--resume %s: there is no %s beside it (weights alone start a run with --init)",
                           path, state);
     } else {
         status = dpn_ckpt_open_pair(folder, stem, record, broken, checkpoint);
@@ -271,7 +279,8 @@ static enum dpn_status load_named(const char *path, struct dpn_progress_record *
     if (broken && strcmp(stem, "last") == 0) {
         dpn_warn("%s; taking the newest complete checkpoint of %s", dpn_error_text(), folder);
         status = load_newest(folder, record, &n, checkpoint);
-        if (status == DPN_OK && n == 0) status = dpn_fail(DPN_ERR_INPUT, "--resume %s: no checkpoint in %s", path, folder);
+        if (status == DPN_OK && n == 0)
+            status = dpn_fail(DPN_ERR_INPUT, "--resume %s: no checkpoint in %s", path, folder);
     }
     *found = status == DPN_OK;
     free(stem);
@@ -285,15 +294,13 @@ enum dpn_status dpn_checkpoint_open(const char *path, const char *dir, struct dp
 {
     *checkpoint = NULL;
     *found = 0;
-    if (strcmp(path, "auto") == 0)
-        DPN_TRY(load_auto(dir, record, found, checkpoint));
-    else
-        DPN_TRY(load_named(path, record, found, checkpoint));
+    if (strcmp(path, "auto") == 0) DPN_TRY(load_auto(dir, record, found, checkpoint));
+    else DPN_TRY(load_named(path, record, found, checkpoint));
     if (!*found) return DPN_OK;
 
     struct dpn_checkpoint *opened = *checkpoint;
-    enum dpn_status status =
-        dpn_ckpt_apply_options(opened->state, record, config, &opened->texts, &opened->n_texts);
+    enum dpn_status status = dpn_ckpt_apply_options(opened->state, record, config, &opened->texts,
+                                                    &opened->n_texts);
     if (status == DPN_OK) return DPN_OK;
     dpn_checkpoint_close(opened);
     *checkpoint = NULL;
@@ -308,7 +315,10 @@ enum dpn_status dpn_checkpoint_load(struct dpn_checkpoint *checkpoint, const str
     if (!spec || strcmp(spec, model->spec) != 0)
         return dpn_fail(DPN_ERR_INPUT, "%s: holds model %s, this run's is %s", checkpoint->state->path,
                         spec ? spec : "none", model->spec);
-    struct load weights = {.file = checkpoint->weights, .model = model, .n_slots = 1, .arenas = &arenas->params};
+    struct load weights = {.file = checkpoint->weights,
+                           .model = model,
+                           .n_slots = 1,
+                           .arenas = &arenas->params};
     struct load state = {.file = checkpoint->state,
                          .model = model,
                          .n_slots = (size_t)arenas->n_slots,

@@ -1,5 +1,5 @@
-/* The record in a state file's __metadata__: strings, integers in decimal, so that neither word size nor byte order
- * of the machine that wrote it matters. */
+/* The record in a state file's __metadata__: strings, integers in decimal, so that neither word size nor byte
+ * order of the machine that wrote it matters. */
 #include <assert.h>
 #include <float.h>
 #include <inttypes.h>
@@ -45,7 +45,8 @@ enum {
     RECORD_N_DOUBLES = sizeof(record_doubles) / sizeof(record_doubles[0]),
 };
 
-/* An option that the record holds. V stands in the record itself: --shards may have been left to the default. */
+/* An option that the record holds. V stands in the record itself: --shards may have been left to the
+ * default. */
 static int record_has_option(const struct dpn_option *option)
 {
     return option->role == DPN_ROLE_NUMBERS && (option->commands & DPN_CMD_TRAIN) &&
@@ -183,7 +184,8 @@ enum dpn_status dpn_ckpt_record_read(const struct dpn_st_file *state, struct dpn
     record->data_crc = (uint32_t)strtoul(text, NULL, 16);
     snprintf(digits, sizeof(digits), "%08" PRIx32, record->data_crc);
     if (strcmp(digits, text) != 0)
-        return dpn_fail(DPN_ERR_INPUT, "%s: data_crc32 is \"%s\", not eight hexadecimal digits", state->path, text);
+        return dpn_fail(DPN_ERR_INPUT, "%s: data_crc32 is \"%s\", not eight hexadecimal digits", state->path,
+                        text);
     return DPN_OK;
 }
 
@@ -211,8 +213,8 @@ static enum dpn_status record_set_option(struct record_options *work, const stru
 static enum dpn_status record_differs(const struct record_options *work, const char *name, const char *mine,
                                       const char *theirs)
 {
-    return dpn_fail(DPN_ERR_USAGE, "--%s %s differs from %s in %s (a resumed run must have the same numbers)", name,
-                    *mine ? mine : "(none)", *theirs ? theirs : "(none)", work->state->path);
+    return dpn_fail(DPN_ERR_USAGE, "--%s %s differs from %s in %s (a resumed run must have the same numbers)",
+                    name, *mine ? mine : "(none)", *theirs ? theirs : "(none)", work->state->path);
 }
 
 /* An option that the file does not have came later: the run that wrote the file had its default. */
@@ -241,11 +243,13 @@ static enum dpn_status record_apply(struct record_options *work, json_t *saved)
 {
     const char *name;
     json_t *value;
-    json_object_foreach(saved, name, value) {
+    json_object_foreach(saved, name, value)
+    {
         if (!json_is_string(value))
             return dpn_fail(DPN_ERR_INPUT, "%s: option \"%s\" is no string", work->state->path, name);
         if (!dpn_option_find(name))
-            return dpn_fail(DPN_ERR_INPUT, "%s: was made with --%s %s, an option that this dpnode (%s) does not have",
+            return dpn_fail(DPN_ERR_INPUT,
+                            "%s: was made with --%s %s, an option that this dpnode (%s) does not have",
                             work->state->path, name, json_string_value(value), DPN_VERSION);
     }
     for (size_t i = 0; i < dpn_n_options; i++)
@@ -253,21 +257,24 @@ static enum dpn_status record_apply(struct record_options *work, json_t *saved)
     return DPN_OK;
 }
 
-enum dpn_status dpn_ckpt_apply_options(const struct dpn_st_file *state, const struct dpn_progress_record *record,
-                                       struct dpn_config *config, char ***texts, size_t *n_texts)
+enum dpn_status dpn_ckpt_apply_options(const struct dpn_st_file *state,
+                                       const struct dpn_progress_record *record, struct dpn_config *config,
+                                       char ***texts, size_t *n_texts)
 {
     const char *text;
     struct record_options work = {.state = state, .config = config};
     json_error_t error;
     DPN_TRY(record_value(state, "options", &text));
     json_t *saved = json_loads(text, JSON_REJECT_DUPLICATES, &error);
-    enum dpn_status status =
-        saved && json_is_object(saved) ? DPN_OK : dpn_fail(DPN_ERR_INPUT, "%s: bad \"options\"", state->path);
+    enum dpn_status status = saved && json_is_object(saved)
+                                 ? DPN_OK
+                                 : dpn_fail(DPN_ERR_INPUT, "%s: bad \"options\"", state->path);
     dpn_config_defaults(&work.defaults);
     work.saved = saved;
     if (status == DPN_OK) status = dpn_calloc(&work.mine, RECORD_OPTION_BYTES, 1, "checkpoint options");
     if (status == DPN_OK) status = dpn_calloc(&work.theirs, RECORD_OPTION_BYTES, 1, "checkpoint options");
-    if (status == DPN_OK) status = dpn_calloc(&work.texts, dpn_n_options, sizeof(char *), "checkpoint options");
+    if (status == DPN_OK)
+        status = dpn_calloc(&work.texts, dpn_n_options, sizeof(char *), "checkpoint options");
     if (status == DPN_OK) status = record_apply(&work, saved);
     if (status == DPN_OK) status = record_apply_shards(&work, record->shards);
     *texts = work.texts;

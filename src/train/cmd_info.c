@@ -1,5 +1,5 @@
-/* `dpnode info FILE`: what a checkpoint, a safetensors file, an IDX file or a folder of them holds, and whether it is sound. */
-#include <dirent.h>
+/* `dpnode info FILE`: what a checkpoint, a safetensors file, an IDX file or a folder of them holds, and
+ * whether it is sound. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -24,7 +24,8 @@ enum info_form { INFO_UNKNOWN, INFO_SAFETENSORS, INFO_IDX, INFO_GZIP };
 static const char *info_clean(const char *text, char buffer[INFO_TEXT_BYTES])
 {
     size_t at = 0;
-    for (; text[at] && at < INFO_TEXT_BYTES - 1; at++) buffer[at] = text[at] >= ' ' && text[at] <= '~' ? text[at] : '?';
+    for (; text[at] && at < INFO_TEXT_BYTES - 1; at++)
+        buffer[at] = text[at] >= ' ' && text[at] <= '~' ? text[at] : '?';
     buffer[at] = '\0';
     return buffer;
 }
@@ -38,7 +39,8 @@ static void info_tensor(const struct dpn_st_tensor *tensor)
     for (unsigned i = 0; i < tensor->rank; i++)
         at += (size_t)snprintf(shape + at, sizeof(shape) - at, "%s%" PRIu64, i ? ", " : "", tensor->shape[i]);
     snprintf(shape + at, sizeof(shape) - at, "]");
-    dpn_note("  %-44s %-5s %-20s %12" PRIu64, info_clean(tensor->name, name), tensor->dtype, shape, tensor->elems);
+    dpn_note("  %-44s %-5s %-20s %12" PRIu64, info_clean(tensor->name, name), tensor->dtype, shape,
+             tensor->elems);
 }
 
 static void info_tensors(const struct dpn_st_file *file, int each)
@@ -46,10 +48,11 @@ static void info_tensors(const struct dpn_st_file *file, int each)
     uint64_t elems = 0;
     for (size_t i = 0; i < file->n_tensors; i++) {
         if (each) info_tensor(&file->tensors[i]);
-        elems += file->tensors[i].elems; /* of at most 8 bytes each in one file: no overflow but with empty types */
+        elems += file->tensors[i]
+                     .elems; /* of at most 8 bytes each in one file: no overflow but with empty types */
     }
-    dpn_note("tensors | %zu | parameters %" PRIu64 " | data %" PRIu64 " bytes | file %zu bytes", file->n_tensors, elems,
-             file->data_bytes, file->map_bytes);
+    dpn_note("tensors | %zu | parameters %" PRIu64 " | data %" PRIu64 " bytes | file %zu bytes",
+             file->n_tensors, elems, file->data_bytes, file->map_bytes);
 }
 
 /* The options of a state file's run, which are too long for one line. */
@@ -77,7 +80,8 @@ static void info_metadata(const struct dpn_st_file *file)
     for (size_t i = 0; i < file->n_metadata; i++) {
         char key[INFO_TEXT_BYTES], value[INFO_TEXT_BYTES];
         if (strcmp(file->metadata_keys[i], "options") == 0) continue;
-        dpn_note("  %s = %s", info_clean(file->metadata_keys[i], key), info_clean(file->metadata_values[i], value));
+        dpn_note("  %s = %s", info_clean(file->metadata_keys[i], key),
+                 info_clean(file->metadata_values[i], value));
     }
     info_options(file);
 }
@@ -121,7 +125,8 @@ static enum dpn_status info_safetensors(const char *path, int whole)
     if (whole) info_metadata(file);
     enum dpn_status status = dpn_st_verify(file, &ours, &crc);
     if (status == DPN_OK)
-        dpn_note("CRC-32 | %08" PRIx32 " | %s", crc, ours ? "holds" : "not by dpnode: nothing to verify it against");
+        dpn_note("CRC-32 | %08" PRIx32 " | %s", crc,
+                 ours ? "holds" : "not by dpnode: nothing to verify it against");
     dpn_st_close(file);
     DPN_TRY(status);
     return ours && whole ? info_pair(path) : DPN_OK;
@@ -161,8 +166,9 @@ static enum dpn_status info_idx(const char *path, int histogram)
         at += (size_t)snprintf(dims + at, sizeof(dims) - at, "%s%zu", i ? " x " : "", idx.dims[i]);
         n *= idx.dims[i];
     }
-    dpn_note("%s: IDX%s, %s, bytes, %s | file %zu bytes | CRC-32 %08" PRIx32, path, idx.gzip ? " (gzip)" : "",
-             idx.magic == DPN_IDX_LABELS ? "labels" : "images or other data", dims, idx.file_bytes, idx.crc);
+    dpn_note("%s: IDX%s, %s, %s | file %zu bytes | CRC-32 of contents %08" PRIx32, path,
+             idx.gzip ? " (gzip)" : "", idx.magic == DPN_IDX_LABELS ? "labels" : "bytes", dims,
+             idx.file_bytes, idx.crc);
     if (histogram && idx.rank == 1) info_labels(&idx);
     if (histogram && idx.rank > 1) info_pixels(&idx, n);
     free(idx.bytes);
@@ -191,7 +197,8 @@ static enum info_form info_guess(const char *path, const uint8_t *head, size_t n
     /* By name too: a damaged one is then refused with what is wrong with it. */
     if (n > 8 && head[8] == '{') return INFO_SAFETENSORS;
     if (length > suffix && strcmp(path + length - suffix, DPN_WEIGHTS_SUFFIX) == 0) return INFO_SAFETENSORS;
-    if (n >= 4 && head[0] == 0 && head[1] == 0 && head[2] >= 8 && head[2] <= 14 && head[3] >= 1 && head[3] <= 8)
+    if (n >= 4 && head[0] == 0 && head[1] == 0 && head[2] >= 8 && head[2] <= 14 && head[3] >= 1 &&
+        head[3] <= 8)
         return INFO_IDX;
     return INFO_UNKNOWN;
 }
@@ -202,10 +209,12 @@ static enum dpn_status info_unknown(const char *path, const uint8_t *head, size_
     const char *what = "an unknown format";
     for (size_t i = 0; i < n && i < 8; i++) snprintf(hex + 3 * i, sizeof(hex) - 3 * i, " %02x", head[i]);
     if (n == 0) return dpn_fail(DPN_ERR_INPUT, "%s: is empty", path);
-    if (n >= 4 && memcmp(head, "PK\3\4", 4) == 0) what = "a zip archive (torch.save writes such; save safetensors instead)";
+    if (n >= 4 && memcmp(head, "PK\3\4", 4) == 0)
+        what = "a zip archive (torch.save writes such; save safetensors instead)";
     if (n >= 2 && head[0] == 0x80 && head[1] <= 5) what = "a Python pickle";
     if (head[0] == '<') what = "HTML or XML";
-    return dpn_fail(DPN_ERR_INPUT, "%s: is neither safetensors nor IDX but %s: it begins with%s", path, what, hex);
+    return dpn_fail(DPN_ERR_INPUT, "%s: is neither safetensors nor IDX but %s: it begins with%s", path, what,
+                    hex);
 }
 
 static enum dpn_status info_file(const char *path)
@@ -238,14 +247,15 @@ static enum dpn_status info_checkpoint_row(const char *folder, const struct dpn_
     if (record.best_accuracy >= 0) snprintf(best, sizeof(best), "%.4f", record.best_accuracy);
     dpn_note("  %-22s epoch %" PRIu64 " + %" PRIu64 " steps | step %" PRIu64 " | samples %" PRIu64
              " | V %" PRIu64 " | best accuracy %s | complete",
-             entry->stem, record.epoch, record.step_in_epoch, record.global_step, record.samples, record.shards, best);
+             entry->stem, record.epoch, record.step_in_epoch, record.global_step, record.samples,
+             record.shards, best);
     dpn_checkpoint_close(checkpoint);
     return DPN_OK;
 }
 
 struct info_folder {
     const char *path;
-    size_t n_idx, n_others;
+    size_t n_known, n_others;
     enum dpn_status worst;
 };
 
@@ -265,13 +275,13 @@ static enum dpn_status info_folder_entry(void *arg, const char *name)
         form = info_guess(path, head, n);
     enum dpn_status status = DPN_OK;
     if (form == INFO_IDX || form == INFO_GZIP) {
-        folder->n_idx++;
         status = info_idx(path, 0);
     } else if (form == INFO_SAFETENSORS) {
         status = info_safetensors(path, 0);
     } else {
         folder->n_others++;
     }
+    folder->n_known += form != INFO_UNKNOWN;
     if (status != DPN_OK) {
         dpn_note("%s", dpn_error_text());
         folder->worst = status;
@@ -294,7 +304,7 @@ static enum dpn_status info_folder(const char *path)
     }
     free(entries);
     DPN_TRY(dpn_ckpt_scan(path, info_folder_entry, &folder));
-    if (n == 0 && folder.n_idx == 0) dpn_note("neither checkpoints nor IDX files");
+    if (n == 0 && folder.n_known == 0) dpn_note("no checkpoint, safetensors or IDX file in it");
     if (folder.n_others > 0) dpn_note("other files | %zu", folder.n_others);
     if (folder.worst != DPN_OK) return dpn_fail(folder.worst, "%s: not all files in it are sound", path);
     return DPN_OK;
@@ -308,7 +318,8 @@ static enum dpn_status info_run(struct dpn_config *config, const char *positiona
     if (!positional) return dpn_fail(DPN_ERR_USAGE, "info: name a checkpoint, a data file or a folder");
     if (stat(positional, &info) != 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s", positional);
     if (S_ISDIR(info.st_mode)) return info_folder(positional);
-    if (!S_ISREG(info.st_mode)) return dpn_fail(DPN_ERR_INPUT, "%s: is neither a file nor a folder", positional);
+    if (!S_ISREG(info.st_mode))
+        return dpn_fail(DPN_ERR_INPUT, "%s: is neither a file nor a folder", positional);
     return info_file(positional);
 }
 

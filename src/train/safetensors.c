@@ -1,3 +1,4 @@
+/* Reading and writing safetensors. Nothing that a file says is believed before its size has been checked. */
 #include "train/safetensors.h"
 
 #include <assert.h>
@@ -16,7 +17,8 @@
 #include "core/memory.h"
 #include "data/data.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensors are read and written as they lie in memory");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "tensors are read and written as they lie in memory");
 
 enum { ST_LENGTH_BYTES = 8, ST_MAX_HEADER_BYTES = 100000000, ST_CRC_DIGITS = 8 };
 
@@ -28,9 +30,9 @@ static const struct {
     const char *name;
     unsigned bytes;
 } st_dtypes[] = {
-    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
-    {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8},
-    {"C64", 8},
+    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+    {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
+    {"F32", 4},  {"I64", 8}, {"U64", 8}, {"F64", 8},     {"C64", 8},
 };
 
 /* Bytes of one element, 0 for a dtype that we do not know. */
@@ -57,8 +59,8 @@ static enum dpn_status st_read_shape(const char *path, const char *name, const j
     if (!json_is_array(shape))
         return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" has no list \"shape\"", path, name);
     if (json_array_size(shape) > DPN_ST_MAX_RANK)
-        return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" has %zu dimensions, at most %d are read", path, name,
-                        json_array_size(shape), DPN_ST_MAX_RANK);
+        return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" has %zu dimensions, at most %d are read", path,
+                        name, json_array_size(shape), DPN_ST_MAX_RANK);
     tensor->rank = (unsigned)json_array_size(shape);
     tensor->elems = 1;
     for (unsigned i = 0; i < tensor->rank; i++)
@@ -74,8 +76,8 @@ static enum dpn_status st_read_tensor(const char *path, const char *name, const 
     const json_t *offsets = json_object_get(json, "data_offsets");
     const char *dtype = json_string_value(json_object_get(json, "dtype"));
     if (!json_is_object(json) || json_object_size(json) != 3 || !dtype || !offsets)
-        return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" is not described by dtype, shape and data_offsets", path,
-                        name);
+        return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" is not described by dtype, shape and data_offsets",
+                        path, name);
     unsigned elem_bytes = st_dtype_bytes(dtype);
     if (elem_bytes == 0)
         return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" has the unknown dtype \"%s\"", path, name, dtype);
@@ -86,20 +88,23 @@ static enum dpn_status st_read_tensor(const char *path, const char *name, const 
     if (json_array_size(offsets) != 2 || !st_is_count(json_array_get(offsets, 0), &tensor->begin) ||
         !st_is_count(json_array_get(offsets, 1), &tensor->end) || tensor->begin > tensor->end ||
         __builtin_mul_overflow(tensor->elems, elem_bytes, &bytes) || bytes != tensor->end - tensor->begin)
-        return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\": data_offsets do not fit its shape and dtype", path, name);
+        return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\": data_offsets do not fit its shape and dtype", path,
+                        name);
     tensor->name = strdup(name);
     return tensor->name ? DPN_OK : dpn_fail(DPN_ERR_NOMEM, "%s: no memory for its header", path);
 }
 
 static enum dpn_status st_read_metadata(struct dpn_st_file *file, json_t *metadata)
 {
-    if (!json_is_object(metadata)) return dpn_fail(DPN_ERR_INPUT, "%s: __metadata__ is no object", file->path);
+    if (!json_is_object(metadata))
+        return dpn_fail(DPN_ERR_INPUT, "%s: __metadata__ is no object", file->path);
     size_t n = json_object_size(metadata);
     DPN_TRY(dpn_calloc(&file->metadata_keys, n, sizeof(char *), "safetensors metadata"));
     DPN_TRY(dpn_calloc(&file->metadata_values, n, sizeof(char *), "safetensors metadata"));
     const char *key;
     json_t *value;
-    json_object_foreach(metadata, key, value) {
+    json_object_foreach(metadata, key, value)
+    {
         if (!json_is_string(value))
             return dpn_fail(DPN_ERR_INPUT, "%s: \"%s\" in __metadata__ is no string", file->path, key);
         size_t at = file->n_metadata++;
@@ -126,23 +131,28 @@ static enum dpn_status st_check_ranges(struct dpn_st_file *file)
     for (size_t i = 0; i < file->n_tensors; i++) {
         const struct dpn_st_tensor *tensor = &file->tensors[i];
         if (tensor->begin != at)
-            return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" begins at byte %" PRIu64 " of the data, not at %" PRIu64,
+            return dpn_fail(DPN_ERR_INPUT,
+                            "%s: tensor \"%s\" begins at byte %" PRIu64 " of the data, not at %" PRIu64,
                             file->path, tensor->name, tensor->begin, at);
         at = tensor->end;
     }
     if (at != file->data_bytes)
-        return dpn_fail(DPN_ERR_INPUT, "%s: holds %" PRIu64 " bytes of tensors where its header declares %" PRIu64,
+        return dpn_fail(DPN_ERR_INPUT,
+                        "%s: holds %" PRIu64 " bytes of tensors where its header declares %" PRIu64,
                         file->path, file->data_bytes, at);
     return DPN_OK;
 }
 
 static enum dpn_status st_read_header(struct dpn_st_file *file, json_t *header)
 {
-    if (!json_is_object(header)) return dpn_fail(DPN_ERR_INPUT, "%s: its header is no JSON object", file->path);
-    DPN_TRY(dpn_calloc(&file->tensors, json_object_size(header), sizeof(*file->tensors), "safetensors header"));
+    if (!json_is_object(header))
+        return dpn_fail(DPN_ERR_INPUT, "%s: its header is no JSON object", file->path);
+    DPN_TRY(
+        dpn_calloc(&file->tensors, json_object_size(header), sizeof(*file->tensors), "safetensors header"));
     const char *name;
     json_t *value;
-    json_object_foreach(header, name, value) {
+    json_object_foreach(header, name, value)
+    {
         if (strcmp(name, "__metadata__") == 0) {
             DPN_TRY(st_read_metadata(file, value));
             continue;
@@ -186,15 +196,18 @@ static enum dpn_status st_parse(struct dpn_st_file *file)
     uint64_t header_bytes;
     memcpy(&header_bytes, bytes, sizeof(header_bytes));
     if (header_bytes > file->map_bytes - ST_LENGTH_BYTES || header_bytes > ST_MAX_HEADER_BYTES)
-        return dpn_fail(DPN_ERR_INPUT, "%s: not a safetensors file, or cut: %" PRIu64 " bytes of header in a file of %zu",
+        return dpn_fail(DPN_ERR_INPUT,
+                        "%s: not a safetensors file, or cut: %" PRIu64 " bytes of header in a file of %zu",
                         file->path, header_bytes, file->map_bytes);
     if (header_bytes == 0 || bytes[ST_LENGTH_BYTES] != '{')
-        return dpn_fail(DPN_ERR_INPUT, "%s: not a safetensors file: its header does not begin with '{'", file->path);
+        return dpn_fail(DPN_ERR_INPUT, "%s: not a safetensors file: its header does not begin with '{'",
+                        file->path);
     file->data = bytes + ST_LENGTH_BYTES + header_bytes;
     file->data_bytes = file->map_bytes - ST_LENGTH_BYTES - header_bytes;
 
     json_error_t error;
-    json_t *header = json_loadb((const char *)bytes + ST_LENGTH_BYTES, header_bytes, JSON_REJECT_DUPLICATES, &error);
+    json_t *header = json_loadb((const char *)bytes + ST_LENGTH_BYTES, header_bytes, JSON_REJECT_DUPLICATES,
+                                &error);
     if (!header) return dpn_fail(DPN_ERR_INPUT, "%s: bad JSON in its header: %s", file->path, error.text);
     enum dpn_status status = st_read_header(file, header);
     json_decref(header);
@@ -210,10 +223,8 @@ enum dpn_status dpn_st_open(const char *path, struct dpn_st_file **out)
     enum dpn_status status = file->path ? DPN_OK : dpn_fail(DPN_ERR_NOMEM, "%s: no memory to open it", path);
     if (status == DPN_OK) status = st_map(file);
     if (status == DPN_OK) status = st_parse(file);
-    if (status == DPN_OK)
-        *out = file;
-    else
-        dpn_st_close(file);
+    if (status == DPN_OK) *out = file;
+    else dpn_st_close(file);
     return status;
 }
 
@@ -254,7 +265,8 @@ enum dpn_status dpn_st_verify(const struct dpn_st_file *file, int *ours, uint32_
     const uint8_t *bytes = file->map;
     /* Either member marks a file as ours: damage to one of them does not turn it into a file of others. */
     *ours = (writer && strcmp(writer, "dpnode") == 0) ||
-            (file->map_bytes >= ST_CRC_OFFSET && memcmp(bytes + ST_LENGTH_BYTES, st_prefix, sizeof(st_prefix) - 1) == 0);
+            (file->map_bytes >= ST_CRC_OFFSET &&
+             memcmp(bytes + ST_LENGTH_BYTES, st_prefix, sizeof(st_prefix) - 1) == 0);
     if (!*ours) {
         *crc = dpn_crc32(0, bytes, file->map_bytes);
         return DPN_OK;
@@ -270,7 +282,8 @@ enum dpn_status dpn_st_verify(const struct dpn_st_file *file, int *ours, uint32_
     char text[ST_CRC_DIGITS + 1];
     snprintf(text, sizeof(text), "%08" PRIx32, *crc);
     if (strcmp(text, stored) != 0)
-        return dpn_fail(DPN_ERR_INPUT, "%s: damaged: CRC-32 is %s, its header says %s", file->path, text, stored);
+        return dpn_fail(DPN_ERR_INPUT, "%s: damaged: CRC-32 is %s, its header says %s", file->path, text,
+                        stored);
     return DPN_OK;
 }
 
@@ -282,7 +295,8 @@ static enum dpn_status st_write_all(int fd, const char *path, const void *data, 
     while (bytes > 0) {
         ssize_t written = write(fd, at, bytes);
         if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return dpn_fail_errno(DPN_ERR_SYSTEM, written < 0 ? errno : EIO, "%s: cannot write", path);
+        if (written <= 0)
+            return dpn_fail_errno(DPN_ERR_SYSTEM, written < 0 ? errno : EIO, "%s: cannot write", path);
         at += written;
         bytes -= (size_t)written;
     }
@@ -362,6 +376,7 @@ enum dpn_status dpn_st_write(int fd, const char *path, const struct dpn_st_pair 
     }
     char digits[ST_CRC_DIGITS + 1];
     snprintf(digits, sizeof(digits), "%08" PRIx32, *crc);
-    if (lseek(fd, ST_CRC_OFFSET, SEEK_SET) < 0) return dpn_fail_errno(DPN_ERR_SYSTEM, errno, "%s: cannot seek", path);
+    if (lseek(fd, ST_CRC_OFFSET, SEEK_SET) < 0)
+        return dpn_fail_errno(DPN_ERR_SYSTEM, errno, "%s: cannot seek", path);
     return st_write_all(fd, path, digits, ST_CRC_DIGITS);
 }

@@ -1,7 +1,9 @@
-/* The safetensors file format (huggingface/safetensors, README "Format"): 8 bytes little-endian header length, JSON header, tensors.
+/* The safetensors file format (huggingface/safetensors, README "Format"): 8 bytes little-endian header
+ * length, JSON header, tensors.
  *
- * Files that we write carry in __metadata__ a CRC-32 of themselves (docs/formats.md): "crc32", always the first
- * member, is the CRC of the whole file with those eight digits counted as '0', and "writer" is "dpnode".
+ * Files that we write carry in __metadata__ a CRC-32 of themselves (docs/formats.md): "crc32", always the
+ * first member, is the CRC of the whole file with those eight digits counted as '0', and "writer" is
+ * "dpnode".
  */
 #ifndef DPN_TRAIN_SAFETENSORS_H
 #define DPN_TRAIN_SAFETENSORS_H
@@ -34,16 +36,18 @@ struct dpn_st_file {
     size_t map_bytes;
 };
 
-/* Maps PATH and checks everything declared against the file's size: header length (at most 100 MB), JSON form, dtypes, shapes times element size = range,
- * ranges contiguous from 0 without overlap or hole up to the end of the file, unique names. Contents are not
- * verified: see dpn_st_verify. DPN_ERR_INPUT naming PATH. The file must not be cut while it is open. */
+/* Maps PATH and checks everything declared against the file's size: header length (at most 100 MB), JSON
+ * form, dtypes, shapes times element size = range, ranges contiguous from 0 without overlap or hole up to the
+ * end of the file, unique names. Contents are not verified: see dpn_st_verify. DPN_ERR_INPUT naming PATH. The
+ * file must not be cut while it is open. */
 enum dpn_status dpn_st_open(const char *path, struct dpn_st_file **file);
-void dpn_st_close(struct dpn_st_file *file); /* NULL: nothing */
+void dpn_st_close(struct dpn_st_file *file);                                               /* NULL: nothing */
 const struct dpn_st_tensor *dpn_st_find(const struct dpn_st_file *file, const char *name); /* or NULL */
 const char *dpn_st_metadata(const struct dpn_st_file *file, const char *key);              /* or NULL */
 
-/* Reads the whole file. *CRC: its CRC-32 with the digits of "crc32" counted as '0'. *OURS: whether it has one, by
- * us; then DPN_ERR_INPUT naming the file if it does not hold. A file of others (*OURS 0) has nothing to be verified against. */
+/* Reads the whole file. *CRC: its CRC-32 with the digits of "crc32" counted as '0'. *OURS: whether it has
+ * one, by us; then DPN_ERR_INPUT naming the file if it does not hold. A file of others (*OURS 0) has nothing
+ * to be verified against. */
 enum dpn_status dpn_st_verify(const struct dpn_st_file *file, int *ours, uint32_t *crc);
 
 /* A tensor to be written: DATA is asked for when its turn comes (scratch memory may be reused). */
@@ -57,9 +61,10 @@ struct dpn_st_source {
 struct dpn_st_pair {
     const char *key, *value; /* UTF-8 */
 };
-/* Writes a whole file to FD (empty, at offset 0; PATH for errors), header padded with spaces to 8 bytes, so that the data part is 8-byte aligned.
- * "crc32" and "writer" come before METADATA. Same arguments, same bytes. *CRC: as dpn_st_verify gives it.
- * Every write is checked; neither syncs nor closes. Errors: DPN_ERR_SYSTEM, DPN_ERR_NOMEM. */
+/* Writes a whole file to FD (empty, at offset 0; PATH for errors), header padded with spaces to 8 bytes, so
+ * that the data part is 8-byte aligned. "crc32" and "writer" come before METADATA. Same arguments, same
+ * bytes. *CRC: as dpn_st_verify gives it. Every write is checked; neither syncs nor closes. Errors:
+ * DPN_ERR_SYSTEM, DPN_ERR_NOMEM. */
 enum dpn_status dpn_st_write(int fd, const char *path, const struct dpn_st_pair *metadata, size_t n_metadata,
                              const struct dpn_st_source *sources, size_t n_sources, void *arg, uint32_t *crc);
 

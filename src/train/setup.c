@@ -3,7 +3,9 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -45,8 +47,6 @@ static enum dpn_status setup_check_options(struct dpn_run *run)
         return dpn_fail(DPN_ERR_USAGE, "--milestones '%s' needs --schedule step", c->milestones);
     if (!strcmp(c->schedule, "step") && !*c->milestones)
         return dpn_fail(DPN_ERR_USAGE, "--schedule 'step' needs --milestones");
-    if (c->nesterov && c->momentum <= 0)
-        return dpn_fail(DPN_ERR_USAGE, "--nesterov needs --momentum above 0");
     return setup_save_every(run);
 }
 
@@ -73,15 +73,24 @@ static enum dpn_status setup_devices(struct dpn_run *run)
 
 /* ---- data, batch, shards ---- */
 
+/* All devices read the samples, so their pages are spread over the NUMA nodes. A hint: failing is a remark only. */
+static void setup_interleave(struct dpn_run *run, const struct dpn_samples *samples)
+{
+    size_t bytes = samples->n * run->data.sample_elems * (samples->u8 ? sizeof(uint8_t) : sizeof(float));
+    uintptr_t begin = samples->u8 ? (uintptr_t)samples->u8 : (uintptr_t)samples->f32, end = begin + bytes;
+    begin = (begin + DPN_PAGE_BYTES - 1) / DPN_PAGE_BYTES * DPN_PAGE_BYTES;
+    end = end / DPN_PAGE_BYTES * DPN_PAGE_BYTES;
+    if (begin < end && dpn_topo_interleave(run->topo, (void *)begin, end - begin) != DPN_OK)
+        dpn_warn("data pages are not interleaved over NUMA nodes: %s", dpn_error_text());
+}
+
 static enum dpn_status setup_data(struct dpn_run *run)
 {
     const struct dpn_config *c = run->config;
     struct dpn_dataset_request request = {.spec = c->data, .data_root = c->data_root, .normalize = c->normalize};
     DPN_TRY(dpn_dataset_open(&request, &run->data));
-    /* Shared by all devices: a hint, so a failure is a remark only. */
-    if (run->data.storage_bytes &&
-        dpn_topo_interleave(run->topo, run->data.storage, run->data.storage_bytes) != DPN_OK)
-        dpn_warn("data pages are not interleaved over NUMA nodes: %s", dpn_error_text());
+    setup_interleave(run, &run->data.train);
+    setup_interleave(run, &run->data.test);
     if (!run->training && run->data.test.n == 0)
         return dpn_fail(DPN_ERR_INPUT, "data set '%s' in '%s' has no test part to evaluate", run->data.name,
                         run->data.path);
@@ -135,6 +144,7 @@ static enum dpn_status setup_schedule(struct dpn_run *run)
     run->settings = (struct dpn_optimizer_settings){.lr = c->lr * scale, .momentum = c->momentum,
                                                     .weight_decay = c->weight_decay, .beta1 = c->beta1,
                                                     .beta2 = c->beta2, .eps = c->eps, .nesterov = c->nesterov};
+    DPN_TRY(run->optimizer->check(&run->settings));
     run->n_slots = run->optimizer->n_slots(&run->settings);
     run->schedule = (struct dpn_schedule){.base_lr = c->lr * scale, .gamma = c->gamma, .min_lr = c->min_lr,
                                           .warmup_epochs = c->warmup_epochs, .steps_per_epoch = per_epoch,
@@ -197,6 +207,10 @@ static enum dpn_status setup_resume(struct dpn_run *run)
         return dpn_fail(DPN_ERR_INPUT, "--resume '%s' was trained on other data (%llu samples, checksum %08x; here %zu, %08x)",
                         dpn_checkpoint_path(run->resume), (unsigned long long)run->record.data_samples,
                         run->record.data_crc, train->n, train->crc);
+    if (run->config->batch_per_device && run->record.devices != run->group.n)
+        return dpn_fail(DPN_ERR_USAGE, "--batch-per-device '%llu' on %zu devices is another batch than on the %llu of '%s'",
+                        (unsigned long long)run->config->batch_per_device, run->group.n,
+                        (unsigned long long)run->record.devices, dpn_checkpoint_path(run->resume));
     if (run->record.step_in_epoch >= run->sampler.steps)
         return dpn_fail(DPN_ERR_INPUT, "--resume '%s' is at step %llu of an epoch of %zu",
                         dpn_checkpoint_path(run->resume), (unsigned long long)run->record.step_in_epoch,
@@ -213,6 +227,16 @@ static enum dpn_status setup_weights(struct dpn_run *run)
     if (!*file) return DPN_OK;
     DPN_TRY(setup_start_arena(run, &run->start_params));
     return dpn_weights_load(file, run->model, run->start_params);
+}
+
+/* Whether the run goes on in the folder that it is resumed from; only then may --out hold checkpoints. */
+static int setup_resumes_in_out(const struct dpn_run *run)
+{
+    char from[PATH_MAX], out[PATH_MAX];
+    const char *path = dpn_checkpoint_path(run->resume), *slash = strrchr(path, '/');
+    char folder[PATH_MAX] = ".";
+    if (slash) snprintf(folder, sizeof folder, "%.*s", (int)(slash - path) + 1, path);
+    return realpath(folder, from) && realpath(run->config->out, out) && !strcmp(from, out);
 }
 
 static enum dpn_status setup_log(struct dpn_run *run)
@@ -263,7 +287,8 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
                  (unsigned long long)run->record.devices, run->group.n);
     run->record.devices = run->group.n;
     if (training && *config->out)
-        DPN_TRY(dpn_checkpoint_dir_open(config->out, config->overwrite, *config->resume != 0, config->keep, &run->out));
+        DPN_TRY(dpn_checkpoint_dir_open(config->out, config->overwrite, run->resume && setup_resumes_in_out(run),
+                                        config->keep, &run->out));
     return setup_log(run);
 }
 

@@ -43,7 +43,7 @@ for i in $(seq 1 ${DPNODE_TEST_KILLS:-15}); do
 done
 status=0
 "$DPNODE" train "${base[@]}" --devices 0 --batch 10 --epochs 60 --shards 2 --resume auto --out "$work/kill" >/dev/null 2>"$work/err" || status=$?
-check C05 "resume works after $kills kills" test $status = 0
+check C05 "resume works after $kills kills: $(head -n 1 "$work/err")" test $status = 0
 train --devices 0 --shards 2 --batch 10 --epochs 60 --overwrite --out "$work/unbroken"
 check C05 "same bits as unbroken" same "$work/unbroken/last.safetensors" "$work/kill/last.safetensors"
 check C05 "temporary files are tidied" sh -c "! ls -a '$work/kill' | grep -q tmp"

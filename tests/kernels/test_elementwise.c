@@ -108,23 +108,23 @@ static void test_bias_relu(void **state)
     (void)state;
     static const size_t widths[] = {1, 10, 15, 16, 17, 64, 100};
     EACH_TABLE(t)
-    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) for (int form = 0; form < 4; form++)
-    {
-        const size_t cols = widths[w], stride = (cols + 15) / 16 * 16, rows = 7, n = rows * stride;
-        const float *bias = form & 1 ? buffer_y : NULL;
-        fill(buffer_x, n);
-        fill(buffer_y, cols);
-        start_results(buffer_x, n);
-        dpn_kernels_ref.bias_relu(rows, cols, stride, bias, form & 2, buffer_want);
-        tables[t]->bias_relu(rows, cols, stride, bias, form & 2, buffer_got);
-        check_same(n, isa_names[t]);
-        for (size_t i = 0; i < n; i++) {
-            float want = buffer_x[i] + (bias != NULL ? buffer_y[i % stride % cols] : 0);
-            if (i % stride >= cols) want = buffer_x[i];
-            else if ((form & 2) && want < 0) want = 0;
-            assert_true(buffer_got[i] == want);
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+        for (int form = 0; form < 4; form++) {
+            const size_t cols = widths[w], stride = (cols + 15) / 16 * 16, rows = 7, n = rows * stride;
+            const float *bias = form & 1 ? buffer_y : NULL;
+            fill(buffer_x, n);
+            fill(buffer_y, cols);
+            start_results(buffer_x, n);
+            dpn_kernels_ref.bias_relu(rows, cols, stride, bias, form & 2, buffer_want);
+            tables[t]->bias_relu(rows, cols, stride, bias, form & 2, buffer_got);
+            check_same(n, isa_names[t]);
+            for (size_t i = 0; i < n; i++) {
+                float want = buffer_x[i] + (bias != NULL ? buffer_y[i % stride % cols] : 0);
+                if (i % stride >= cols) want = buffer_x[i];
+                else if ((form & 2) && want < 0) want = 0;
+                assert_true(buffer_got[i] == want);
+            }
         }
-    }
 }
 
 static void test_col_sum(void **state)
@@ -132,21 +132,21 @@ static void test_col_sum(void **state)
     (void)state;
     static const size_t widths[] = {1, 10, 16, 63, 64, 65, 130, 192};
     EACH_TABLE(t)
-    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) for (size_t rows = 0; rows < 20; rows++)
-    {
-        const size_t cols = widths[w], stride = (cols + 15) / 16 * 16;
-        fill(buffer_x, rows * stride);
-        start_results(buffer_y, cols);
-        for (size_t c = 0; c < cols; c++) {
-            float sum = 0;
-            for (size_t r = 0; r < rows; r++) sum += buffer_x[r * stride + c];
-            buffer_want[c] = sum;
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+        for (size_t rows = 0; rows < 20; rows++) {
+            const size_t cols = widths[w], stride = (cols + 15) / 16 * 16;
+            fill(buffer_x, rows * stride);
+            start_results(buffer_y, cols);
+            for (size_t c = 0; c < cols; c++) {
+                float sum = 0;
+                for (size_t r = 0; r < rows; r++) sum += buffer_x[r * stride + c];
+                buffer_want[c] = sum;
+            }
+            tables[t]->col_sum(rows, cols, stride, buffer_x, buffer_got);
+            check_same(cols, isa_names[t]);
+            dpn_kernels_ref.col_sum(rows, cols, stride, buffer_x, buffer_got);
+            check_same(cols, "ref");
         }
-        tables[t]->col_sum(rows, cols, stride, buffer_x, buffer_got);
-        check_same(cols, isa_names[t]);
-        dpn_kernels_ref.col_sum(rows, cols, stride, buffer_x, buffer_got);
-        check_same(cols, "ref");
-    }
 }
 
 static void test_add_and_scale(void **state)

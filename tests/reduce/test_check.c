@@ -142,8 +142,8 @@ static void faulty_close(struct dpn_reducer *reducer)
         .progress = faulty_progress, .wait = faulty_wait, .broadcast = faulty_broadcast,   \
         .barrier = faulty_barrier, .stats = faulty_stats, .close = faulty_close,           \
     }
-static const struct dpn_reducer_class class_exact =
-    FAULTY_CLASS("faulty", DPN_REDUCE_EXACT_TREE | DPN_REDUCE_HOST);
+static const struct dpn_reducer_class class_exact = FAULTY_CLASS("faulty",
+                                                                 DPN_REDUCE_EXACT_TREE | DPN_REDUCE_HOST);
 static const struct dpn_reducer_class class_inexact = FAULTY_CLASS("inexact", DPN_REDUCE_HOST);
 
 const struct dpn_reducer_class *const dpn_reducer_classes[] = {&dpn_reducer_ref, &dpn_reducer_shm,
@@ -197,7 +197,6 @@ struct check_case {
     float *out[TEST_MAX_MEMBERS];
     enum dpn_status status[TEST_MAX_MEMBERS];
     char text[TEST_MAX_MEMBERS][1024];
-    int poison_seen;
 };
 
 /* Steps differ in leaves and in where the result goes: shared out, private, own segment, root only. */
@@ -338,10 +337,8 @@ static enum dpn_status case_run(const struct dpn_reducer_class *cls, enum fault 
         cases->out[i] = test_floats(ELEMS + 64);
         for (int j = 0; j < TEST_MAX_SEGMENTS; j++) cases->segments[i][j] = test_floats(ELEMS + 64);
     }
-    if (cls->open)
-        assert_int_equal(cls->open(&test.group, &plan, &inner), DPN_OK);
-    else
-        inner = faulty_open(&test.group, cls, fault);
+    if (cls->open) assert_int_equal(cls->open(&test.group, &plan, &inner), DPN_OK);
+    else inner = faulty_open(&test.group, cls, fault);
     assert_int_equal(dpn_reduce_check_open(&test.group, &plan, inner, &test.reducer), DPN_OK);
     assert_int_equal(test.reducer->cls->flags, cls->flags);
     test_run(&test, case_member, cases);

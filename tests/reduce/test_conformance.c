@@ -13,8 +13,9 @@ const struct dpn_reducer_class *const dpn_reducer_classes[] = {&dpn_reducer_ref,
 
 static const struct dpn_bucket one_small[] = {{0, 1024}};
 static const struct dpn_bucket one_large[] = {{0, 57344}};
-static const struct dpn_bucket_plan plans[] = {
-    {1, one_small}, {TEST_N_UNEVEN, test_uneven_buckets}, {1, one_large}};
+static const struct dpn_bucket_plan plans[] = {{1, one_small},
+                                               {TEST_N_UNEVEN, test_uneven_buckets},
+                                               {1, one_large}};
 enum { N_PLANS = 3 };
 
 static size_t plan_elems(const struct dpn_bucket_plan *plan)
@@ -148,8 +149,7 @@ static void sums_of(int n, const uint64_t (*pairs)[2], size_t n_pairs, size_t ma
 }
 
 /* Shards at least as many as members; then fewer leaves than shards, than members, and one. */
-static const uint64_t all_pairs[][2] = {{6, 6},   {7, 7},  {8, 8}, {12, 12},
-                                       {14, 14}, {12, 5}, {8, 1}, {8, 3}};
+static const uint64_t all_pairs[][2] = {{6, 6}, {7, 7}, {8, 8}, {12, 12}, {14, 14}, {12, 5}, {8, 1}, {8, 3}};
 enum { N_ALL_PAIRS = 8 };
 
 static void test_sums(void **state)

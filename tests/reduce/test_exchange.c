@@ -31,8 +31,8 @@ static void broadcast_member(struct test_group *test, int member)
             for (size_t i = 0; member == root && i < elems; i++) buffer[i] = test_value(s, (uint64_t)root, i);
             enum dpn_status status = test_dawdle(test, member, &seed);
             if (status == DPN_OK)
-                status =
-                    test->reducer->cls->broadcast(test->reducer, member, root, elems ? buffer : NULL, elems);
+                status = test->reducer->cls->broadcast(test->reducer, member, root, elems ? buffer : NULL,
+                                                       elems);
             if (status != DPN_OK) {
                 if (status != DPN_ERR_ABORTED) test_fail(test, "broadcast: %s", dpn_error_text());
                 return;

@@ -26,18 +26,22 @@ static int probe_declines(const struct dpn_reduce_group *group, char *reason, si
     return -1;
 }
 
-static const struct dpn_reducer_class class_quick = {
-    .name = "quick", .flags = DPN_REDUCE_HOST, .probe = probe_best};
-static const struct dpn_reducer_class class_rainy = {
-    .name = "rainy", .flags = DPN_REDUCE_EXACT_TREE | DPN_REDUCE_HOST, .probe = probe_declines};
+static const struct dpn_reducer_class class_quick = {.name = "quick",
+                                                     .flags = DPN_REDUCE_HOST,
+                                                     .probe = probe_best};
+static const struct dpn_reducer_class class_rainy = {.name = "rainy",
+                                                     .flags = DPN_REDUCE_EXACT_TREE | DPN_REDUCE_HOST,
+                                                     .probe = probe_declines};
 
 const struct dpn_reducer_class *const dpn_reducer_classes[] = {&dpn_reducer_ref, &class_quick,
                                                                &dpn_reducer_shm, &class_rainy, NULL};
 
 static struct dpn_abort group_abort;
 static const int nodes[2];
-static const struct dpn_reduce_group host = {
-    .n = 2, .node = nodes, .abort = &group_abort, .kernels = &dpn_kernels_ref};
+static const struct dpn_reduce_group host = {.n = 2,
+                                             .node = nodes,
+                                             .abort = &group_abort,
+                                             .kernels = &dpn_kernels_ref};
 
 static void test_auto_is_the_best_exact_one(void **state)
 {

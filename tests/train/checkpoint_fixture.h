@@ -1,6 +1,7 @@
 /* A small model by hand and scratch folders, for the suites on checkpoints.
  *
- * Every number that checkpoint S holds follows from S, so that a loaded checkpoint can be checked against its record.
+ * Every number that checkpoint S holds follows from S, so that a loaded checkpoint can be checked against its
+ * record.
  */
 #ifndef DPN_TESTS_TRAIN_CHECKPOINT_FIXTURE_H
 #define DPN_TESTS_TRAIN_CHECKPOINT_FIXTURE_H
@@ -21,8 +22,10 @@
 enum { FIXTURE_ARENA_ELEMS = 1024, FIXTURE_SLOTS = 2, FIXTURE_PATH_BYTES = 512 };
 
 static struct dpn_tensor fixture_tensors[3];
-static struct dpn_model fixture_model = {
-    .spec = "mlp:hidden=3", .n_tensors = 3, .tensors = fixture_tensors, .arena_elems = FIXTURE_ARENA_ELEMS};
+static struct dpn_model fixture_model = {.spec = "mlp:hidden=3",
+                                         .n_tensors = 3,
+                                         .tensors = fixture_tensors,
+                                         .arena_elems = FIXTURE_ARENA_ELEMS};
 static const char *const fixture_slot_names[FIXTURE_SLOTS] = {"exp_avg", "exp_avg_sq"};
 static struct dpn_config fixture_config;
 static char fixture_folder[FIXTURE_PATH_BYTES]; /* scratch */
@@ -119,7 +122,8 @@ static inline void fixture_fill(struct fixture_arenas *memory, uint64_t step)
 {
     memset(memory, 0, sizeof(*memory));
     for (int s = 0; s < FIXTURE_SLOTS; s++) memory->slot[s] = memory->slots[s];
-    memory->arenas = (struct dpn_checkpoint_arenas){memory->params, FIXTURE_SLOTS, fixture_slot_names, memory->slot};
+    memory->arenas = (struct dpn_checkpoint_arenas){memory->params, FIXTURE_SLOTS, fixture_slot_names,
+                                                    memory->slot};
     if (step == UINT64_MAX) return;
     fixture_fill_arena(step, 0, memory->params);
     for (int s = 0; s < FIXTURE_SLOTS; s++) fixture_fill_arena(step, s + 1, memory->slots[s]);
@@ -149,7 +153,8 @@ static inline enum dpn_status fixture_save(struct dpn_checkpoint_dir *dir, uint6
 }
 
 /* Whether RECORD and LOADED are all of one step and one salt. */
-static inline int fixture_is_exact(const struct dpn_progress_record *record, const struct fixture_arenas *loaded)
+static inline int fixture_is_exact(const struct dpn_progress_record *record,
+                                   const struct fixture_arenas *loaded)
 {
     struct fixture_arenas wanted;
     const uint64_t salt = fixture_salt;
@@ -164,8 +169,8 @@ static inline int fixture_is_exact(const struct dpn_progress_record *record, con
            record->data_samples == 60000 && record->data_crc == saved.data_crc;
 }
 
-/* Resumes from PATH ("auto": of folder NAME): *STEP is the step found, 0 if none; *EXACT whether all tensors and the
- * record are that step's. */
+/* Resumes from PATH ("auto": of folder NAME): *STEP is the step found, 0 if none; *EXACT whether all tensors
+ * and the record are that step's. */
 static inline enum dpn_status fixture_resume(const char *path, const char *name, uint64_t *step, int *exact)
 {
     struct dpn_config config;
@@ -176,7 +181,8 @@ static inline enum dpn_status fixture_resume(const char *path, const char *name,
     *step = 0;
     *exact = 0;
     dpn_config_defaults(&config);
-    DPN_TRY(dpn_checkpoint_open(path, name ? fixture_path(name) : NULL, &config, &record, &found, &checkpoint));
+    DPN_TRY(
+        dpn_checkpoint_open(path, name ? fixture_path(name) : NULL, &config, &record, &found, &checkpoint));
     if (!found) return DPN_OK;
     fixture_fill(&loaded, UINT64_MAX);
     enum dpn_status status = dpn_checkpoint_load(checkpoint, &fixture_model, &loaded.arenas);

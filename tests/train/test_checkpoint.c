@@ -16,7 +16,8 @@ static void make_run(const char *name, uint64_t first, uint64_t last, uint64_t b
 {
     struct dpn_checkpoint_dir *dir;
     assert_int_equal(dpn_checkpoint_dir_open(fixture_path(name), 0, first > 1, 0, &dir), DPN_OK);
-    for (uint64_t step = first; step <= last; step++) assert_int_equal(fixture_save(dir, step, step == best), DPN_OK);
+    for (uint64_t step = first; step <= last; step++)
+        assert_int_equal(fixture_save(dir, step, step == best), DPN_OK);
     dpn_checkpoint_dir_close(dir);
 }
 
@@ -68,7 +69,8 @@ static void test_round_trip(void **state)
     struct fixture_arenas loaded, wanted;
     fixture_fill(&loaded, UINT64_MAX);
     fixture_fill(&wanted, 2);
-    assert_int_equal(dpn_weights_load(fixture_path("rt/best.safetensors"), &fixture_model, loaded.params), DPN_OK);
+    assert_int_equal(dpn_weights_load(fixture_path("rt/best.safetensors"), &fixture_model, loaded.params),
+                     DPN_OK);
     assert_memory_equal(loaded.params, wanted.params, sizeof(loaded.params));
     assert_int_equal(fixture_count("rt", ""), 13);
 }
@@ -86,7 +88,8 @@ static void test_same_bytes(void **state)
     record.step_in_epoch = 0;
     fixture_fill(&memory, 3);
     assert_int_equal(dpn_checkpoint_dir_open(fixture_path("same"), 0, 1, 0, &dir), DPN_OK);
-    assert_int_equal(dpn_checkpoint_save(dir, &fixture_model, &fixture_config, &record, &memory.arenas, 0), DPN_OK);
+    assert_int_equal(dpn_checkpoint_save(dir, &fixture_model, &fixture_config, &record, &memory.arenas, 0),
+                     DPN_OK);
     dpn_checkpoint_dir_close(dir);
     struct dpn_st_file *a, *b;
     assert_int_equal(dpn_st_open(fixture_path("same/step-00000003.safetensors"), &a), DPN_OK);
@@ -117,11 +120,13 @@ static void test_large_counts(void **state)
     record.epoch_loss_sum = 0x1.fffffffffffffp+1000;
     fixture_fill(&memory, 1);
     assert_int_equal(dpn_checkpoint_dir_open(fixture_path("large"), 0, 0, 0, &dir), DPN_OK);
-    assert_int_equal(dpn_checkpoint_save(dir, &fixture_model, &fixture_config, &record, &memory.arenas, 0), DPN_OK);
+    assert_int_equal(dpn_checkpoint_save(dir, &fixture_model, &fixture_config, &record, &memory.arenas, 0),
+                     DPN_OK);
     dpn_checkpoint_dir_close(dir);
     assert_true(fixture_exists("large/step-9223372036854775807.state.safetensors"));
     dpn_config_defaults(&config);
-    assert_int_equal(dpn_checkpoint_open("auto", fixture_path("large"), &config, &back, &found, &checkpoint), DPN_OK);
+    assert_int_equal(dpn_checkpoint_open("auto", fixture_path("large"), &config, &back, &found, &checkpoint),
+                     DPN_OK);
     assert_true(found);
     assert_true(back.samples == record.samples && back.global_step == record.global_step);
     assert_true(back.best_accuracy == -1 && back.epoch_loss_sum == record.epoch_loss_sum);
@@ -143,7 +148,8 @@ static void try_damage(const char *name)
         int exact;
         const unsigned char damaged = (unsigned char)(bytes[i] ^ (1 << (i % 8)));
         assert_int_equal(pwrite(fileno(file), &damaged, 1, (off_t)i), 1);
-        if (fixture_resume(path, NULL, &step, &exact) != DPN_ERR_INPUT) fail_msg("%s: byte %zu flipped: accepted", name, i);
+        if (fixture_resume(path, NULL, &step, &exact) != DPN_ERR_INPUT)
+            fail_msg("%s: byte %zu flipped: accepted", name, i);
         assert_non_null(strstr(dpn_error_text(), path));
         assert_int_equal(dpn_weights_load(path, &fixture_model, memory.params), DPN_ERR_INPUT);
         assert_non_null(strstr(dpn_error_text(), path));
@@ -266,13 +272,15 @@ static void test_wrong_tensors(void **state)
     assert_weights_fail("tensors/last.state.safetensors", "state file");
     fixture_fill(&memory, UINT64_MAX);
     fixture_model.n_tensors = 2; /* a model without "scale" */
-    enum dpn_status status = dpn_weights_load(fixture_path("tensors/last.safetensors"), &fixture_model, memory.params);
+    enum dpn_status status = dpn_weights_load(fixture_path("tensors/last.safetensors"), &fixture_model,
+                                              memory.params);
     fixture_model.n_tensors = 3;
     assert_int_equal(status, DPN_ERR_INPUT);
     assert_non_null(strstr(dpn_error_text(), "\"scale\" is not one of model"));
 }
 
-/* Loads checkpoint "tensors/last" into MODEL with the first N_SLOTS of the fixture's slots; returns the error. */
+/* Loads checkpoint "tensors/last" into MODEL with the first N_SLOTS of the fixture's slots; returns the
+ * error. */
 static const char *load_error(const struct dpn_model *model, int n_slots)
 {
     struct dpn_config config;
@@ -283,12 +291,14 @@ static const char *load_error(const struct dpn_model *model, int n_slots)
     dpn_config_defaults(&config);
     fixture_fill(&memory, UINT64_MAX);
     memory.arenas.n_slots = n_slots;
-    assert_int_equal(dpn_checkpoint_open(fixture_path("tensors/last.safetensors"), NULL, &config, &record, &found,
-                                         &checkpoint), DPN_OK);
+    assert_int_equal(dpn_checkpoint_open(fixture_path("tensors/last.safetensors"), NULL, &config, &record,
+                                         &found, &checkpoint),
+                     DPN_OK);
     assert_string_equal(dpn_checkpoint_path(checkpoint), fixture_path("tensors/last.safetensors"));
     enum dpn_status status = dpn_checkpoint_load(checkpoint, model, &memory.arenas);
     dpn_checkpoint_close(checkpoint);
-    for (size_t i = 0; status != DPN_OK && i < FIXTURE_ARENA_ELEMS; i++) assert_true(memory.params[i] == 0.0f);
+    for (size_t i = 0; status != DPN_OK && i < FIXTURE_ARENA_ELEMS; i++)
+        assert_true(memory.params[i] == 0.0f);
     return status == DPN_OK ? "" : dpn_error_text();
 }
 
@@ -321,7 +331,8 @@ static void test_foreign_state(void **state)
 
 /* ---- options ---- */
 
-/* Opens checkpoint "options/last" after parsing OPTIONS; CONFIG's strings live until *CHECKPOINT is closed. */
+/* Opens checkpoint "options/last" after parsing OPTIONS; CONFIG's strings live until *CHECKPOINT is
+ * closed. */
 static enum dpn_status open_with(int argc, const char *const *argv, struct dpn_config *config,
                                  struct dpn_checkpoint **checkpoint)
 {
@@ -330,9 +341,11 @@ static enum dpn_status open_with(int argc, const char *const *argv, struct dpn_c
     size_t n_positional;
     int found, help, version;
     dpn_config_defaults(config);
-    assert_int_equal(dpn_options_parse(argc, (char *const *)(uintptr_t)argv, DPN_CMD_TRAIN, config, positional, 1,
-                                       &n_positional, &help, &version), DPN_OK);
-    return dpn_checkpoint_open(fixture_path("options/last.safetensors"), NULL, config, &record, &found, checkpoint);
+    assert_int_equal(dpn_options_parse(argc, (char *const *)(uintptr_t)argv, DPN_CMD_TRAIN, config,
+                                       positional, 1, &n_positional, &help, &version),
+                     DPN_OK);
+    return dpn_checkpoint_open(fixture_path("options/last.safetensors"), NULL, config, &record, &found,
+                               checkpoint);
 }
 
 static void assert_refused(const char *option, const char *value, const char *text)
@@ -391,7 +404,8 @@ static void test_unknown_option(void **state)
     for (size_t i = 2; i < file->n_metadata; i++, n++) { /* without crc32 and writer */
         const int options = strcmp(file->metadata_keys[i], "options") == 0;
         snprintf(texts[n][0], sizeof(texts[n][0]), "%s", file->metadata_keys[i]);
-        snprintf(texts[n][1], sizeof(texts[n][1]), "%s", options ? "{\"warp\":\"9\"}" : file->metadata_values[i]);
+        snprintf(texts[n][1], sizeof(texts[n][1]), "%s",
+                 options ? "{\"warp\":\"9\"}" : file->metadata_values[i]);
         pairs[n] = (struct dpn_st_pair){texts[n][0], texts[n][1]};
     }
     dpn_st_close(file);
@@ -443,10 +457,18 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_same_bytes),        cmocka_unit_test(test_large_counts),
-        cmocka_unit_test(test_damage),        cmocka_unit_test(test_auto_skips_damage), cmocka_unit_test(test_last_mismatch),
-        cmocka_unit_test(test_wrong_names),   cmocka_unit_test(test_wrong_tensors),     cmocka_unit_test(test_wrong_model),
-        cmocka_unit_test(test_foreign_state), cmocka_unit_test(test_options),           cmocka_unit_test(test_unknown_option),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_large_counts),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_auto_skips_damage),
+        cmocka_unit_test(test_last_mismatch),
+        cmocka_unit_test(test_wrong_names),
+        cmocka_unit_test(test_wrong_tensors),
+        cmocka_unit_test(test_wrong_model),
+        cmocka_unit_test(test_foreign_state),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_unknown_option),
         cmocka_unit_test(test_info),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,4 +1,5 @@
-/* The output folder: what is refused before a run, what is pruned, and crashes and failures at any moment of a save. */
+/* The output folder: what is refused before a run, what is pruned, and crashes and failures at any moment of
+ * a save. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -130,7 +131,8 @@ static int try_read_only(void)
     if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) return 77;
     const char *paths[] = {fixture_path("locked"), fixture_path("locked/below")};
     for (int i = 0; i < 2; i++)
-        if (dpn_checkpoint_dir_open(paths[i], 0, 0, 0, &dir) != DPN_ERR_USAGE || !strstr(dpn_error_text(), paths[i]))
+        if (dpn_checkpoint_dir_open(paths[i], 0, 0, 0, &dir) != DPN_ERR_USAGE ||
+            !strstr(dpn_error_text(), paths[i]))
             return 1;
     return 0;
 }
@@ -268,7 +270,8 @@ static int save_in_child(const char *name, uint64_t step, int overwrite, long ca
     return WEXITSTATUS(status) == 0;
 }
 
-/* Killed before every single system call of a save: of a new name, and of one that replaces an older run's. */
+/* Killed before every single system call of a save: of a new name, and of one that replaces an older
+ * run's. */
 static void try_every_crash(uint64_t step, int overwrite, int links)
 {
     int done = 0, seen_new = 0;
@@ -283,7 +286,9 @@ static void try_every_crash(uint64_t step, int overwrite, int links)
         seen_new = found == step;
         const uint64_t last = resumed(fixture_path("crash/last.state.safetensors"), NULL);
         if (last != 2 && last != step) fail_msg("call %ld: last is step %" PRIu64, call, last);
-        assert_int_equal(dpn_weights_load(fixture_path("crash/best.safetensors"), &fixture_model, memory.params), DPN_OK);
+        assert_int_equal(dpn_weights_load(fixture_path("crash/best.safetensors"), &fixture_model,
+                                          memory.params),
+                         DPN_OK);
         dpn_checkpoint_dir_close(open_dir("crash", 0, 1, 1));
         assert_int_equal(fixture_count("crash", ".tmp-"), 0);
     }
@@ -379,7 +384,8 @@ static void test_kill(void **state)
         while (read(report[0], &step, sizeof(step)) == sizeof(step)) complete = step;
         close(report[0]);
         found = resumed("auto", "kill");
-        if (found < complete) fail_msg("round %d: step %" PRIu64 " was complete, %" PRIu64 " found", round, complete, found);
+        if (found < complete)
+            fail_msg("round %d: step %" PRIu64 " was complete, %" PRIu64 " found", round, complete, found);
         if (fixture_exists("kill/last.safetensors"))
             assert_in_range(resumed(fixture_path("kill/last.safetensors"), NULL), complete, found);
     }
@@ -404,10 +410,12 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_create),      cmocka_unit_test(test_read_only),         cmocka_unit_test(test_lock),
-        cmocka_unit_test(test_overwrite),   cmocka_unit_test(test_keep),              cmocka_unit_test(test_no_links),
-        cmocka_unit_test(test_every_crash), cmocka_unit_test(test_stale_temporaries), cmocka_unit_test(test_every_failure),
-        cmocka_unit_test(test_kill),        cmocka_unit_test(test_file_too_large),
+        cmocka_unit_test(test_create),         cmocka_unit_test(test_read_only),
+        cmocka_unit_test(test_lock),           cmocka_unit_test(test_overwrite),
+        cmocka_unit_test(test_keep),           cmocka_unit_test(test_no_links),
+        cmocka_unit_test(test_every_crash),    cmocka_unit_test(test_stale_temporaries),
+        cmocka_unit_test(test_every_failure),  cmocka_unit_test(test_kill),
+        cmocka_unit_test(test_file_too_large),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -73,11 +73,14 @@ static void test_bad_headers(void **state)
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4},
         /* a hole, an overlap, the same name twice */
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},"
-         "\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[3,4]}}", 4},
+         "\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[3,4]}}",
+         4},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},"
-         "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3},
+         "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}",
+         3},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
-         "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2},
+         "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
+         2},
         {"{\"__metadata__\":1}", 0},
         {"{\"__metadata__\":{\"a\":1}}", 0},
         /* sizes that overflow 64 bits: 2^32 * 2^32 elements; 2^62 elements of 4 bytes; above 2^63 */
@@ -87,7 +90,8 @@ static void test_bad_headers(void **state)
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[46341,46341],\"data_offsets\":[0,8589953124]}}", 4},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-        if (try_header(bad[i].header, bad[i].data_bytes) != DPN_ERR_INPUT) fail_msg("accepted: %s", bad[i].header);
+        if (try_header(bad[i].header, bad[i].data_bytes) != DPN_ERR_INPUT)
+            fail_msg("accepted: %s", bad[i].header);
 }
 
 static void test_bad_files(void **state)
@@ -108,7 +112,8 @@ static void test_bad_files(void **state)
     assert_int_equal(dpn_st_open("/dev/null", &file), DPN_ERR_INPUT);
 }
 
-/* As other writers leave it: tensors in any order, metadata anywhere, an empty tensor, padding, data unaligned. */
+/* As other writers leave it: tensors in any order, metadata anywhere, an empty tensor, padding, data
+ * unaligned. */
 static void test_foreign(void **state)
 {
     (void)state;
@@ -142,7 +147,8 @@ static void test_large(void **state)
 {
     (void)state;
     struct dpn_st_file *file;
-    const char *header = "{\"w\":{\"dtype\":\"F32\",\"shape\":[23171,23171],\"data_offsets\":[0,2147580964]}}";
+    const char *header =
+        "{\"w\":{\"dtype\":\"F32\",\"shape\":[23171,23171],\"data_offsets\":[0,2147580964]}}";
     write_file(header, strlen(header), 0);
     if (truncate(path, (off_t)(8 + strlen(header) + 2147580964)) != 0) {
         print_message("SKIP: no sparse file of 2 GiB here\n");
@@ -172,7 +178,9 @@ static uint32_t write_two(const char *value)
     uint32_t crc = 0;
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
-    assert_int_equal(dpn_st_write(fileno(file), path, metadata, 1, sources, 2, (void *)(uintptr_t)numbers, &crc), DPN_OK);
+    assert_int_equal(dpn_st_write(fileno(file), path, metadata, 1, sources, 2, (void *)(uintptr_t)numbers,
+                                  &crc),
+                     DPN_OK);
     assert_int_equal(fclose(file), 0);
     return crc;
 }
@@ -204,7 +212,8 @@ static void test_round_trip(void **state)
     }
 }
 
-/* No single damaged byte, and no cut, is taken for the file that was written, or for one of somebody else's. */
+/* No single damaged byte, and no cut, is taken for the file that was written, or for one of somebody
+ * else's. */
 static void test_every_byte(void **state)
 {
     (void)state;
@@ -234,7 +243,8 @@ static void test_every_byte(void **state)
     for (size_t length = 0; length < n; length++) {
         struct dpn_st_file *opened;
         assert_int_equal(ftruncate(fileno(file), (off_t)(n - 1 - length)), 0);
-        if (dpn_st_open(path, &opened) != DPN_ERR_INPUT) fail_msg("cut to %zu bytes: accepted", n - 1 - length);
+        if (dpn_st_open(path, &opened) != DPN_ERR_INPUT)
+            fail_msg("cut to %zu bytes: accepted", n - 1 - length);
     }
     assert_int_equal(fclose(file), 0);
 }
@@ -244,7 +254,8 @@ static void test_pytorch(void **state)
     (void)state;
     char pattern[512];
     glob_t found;
-    snprintf(pattern, sizeof(pattern), "%s/tests/reference/*.safetensors", getenv("srcdir") ? getenv("srcdir") : ".");
+    snprintf(pattern, sizeof(pattern), "%s/tests/reference/*.safetensors",
+             getenv("srcdir") ? getenv("srcdir") : ".");
     if (glob(pattern, 0, NULL, &found) != 0) {
         print_message("SKIP: no reference files at %s\n", pattern);
         skip();
@@ -254,7 +265,8 @@ static void test_pytorch(void **state)
         assert_int_equal(dpn_st_open(found.gl_pathv[i], &file), DPN_OK);
         assert_true(file->n_tensors >= 2);
         for (size_t t = 0; t < file->n_tensors; t++)
-            assert_true(strcmp(file->tensors[t].dtype, "F32") == 0 || strcmp(file->tensors[t].dtype, "I64") == 0);
+            assert_true(strcmp(file->tensors[t].dtype, "F32") == 0 ||
+                        strcmp(file->tensors[t].dtype, "I64") == 0);
         if (strstr(found.gl_pathv[i], "mlp-adam.")) {
             assert_int_equal(dpn_st_find(file, "fc1.weight")->shape[0], 128);
             assert_int_equal(dpn_st_find(file, "fc1.weight")->shape[1], 784);
@@ -276,7 +288,8 @@ static void test_write_error(void **state)
         print_message("SKIP: no /dev/full\n");
         skip();
     }
-    assert_int_equal(dpn_st_write(fd, "the/file", NULL, 0, &source, 1, (void *)(uintptr_t)numbers, &crc), DPN_ERR_SYSTEM);
+    assert_int_equal(dpn_st_write(fd, "the/file", NULL, 0, &source, 1, (void *)(uintptr_t)numbers, &crc),
+                     DPN_ERR_SYSTEM);
     assert_non_null(strstr(dpn_error_text(), "the/file"));
     close(fd);
 }
@@ -298,8 +311,9 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_headers), cmocka_unit_test(test_bad_files),   cmocka_unit_test(test_foreign),
-        cmocka_unit_test(test_large),       cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_every_byte),
+        cmocka_unit_test(test_bad_headers), cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_foreign),     cmocka_unit_test(test_large),
+        cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_every_byte),
         cmocka_unit_test(test_pytorch),     cmocka_unit_test(test_write_error),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

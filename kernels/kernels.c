@@ -113,6 +113,8 @@ enum dpn_status dpn_kernels_select(const char *isa, const struct dpn_kernels **k
 void dpn_kernels_thread_init(void)
 {
 #if defined(__x86_64__)
-    _mm_setcsr(0x1f80); /* the ABI's start value: nearest, denormals kept, exceptions masked */
+    /* Nearest, exceptions masked, denormals read and written as 0: a momentum slot whose gradient has become
+     * 0 decays into them, and every operation on one costs over a hundred cycles. */
+    _mm_setcsr(0x1f80 | 0x8000 | 0x0040);
 #endif
 }

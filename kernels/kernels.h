@@ -105,6 +105,8 @@ struct dpn_kernels {
     void (*u8_to_f32)(size_t n, const uint8_t *src, float scale, float shift, float *dst);
     /* dst[i] = src[i] * scale + shift, floats. */
     void (*f32_affine)(size_t n, const float *src, float scale, float shift, float *dst);
+
+    int fixed_cut; /* 1: gemm's bits depend on how it is cut (OpenBLAS), so callers cut by the shape alone */
 };
 
 /* The plain loops. */
@@ -129,16 +131,16 @@ struct dpn_blas {
  * width), sets OPENBLAS_NUM_THREADS=1, loads libopenblas.so.0 in one-thread mode, and checks small
  * products against dpn_kernels_ref. Changes the environment: before threads start. On success *TABLE is a
  * copy of *KERNELS (static storage) whose gemm slot is sgemm for every product. Its elements are no chain
- * over k: how a product is cut then changes bits. Dimensions and strides must fit an int. Never fails:
- * without OpenBLAS *TABLE is KERNELS. */
+ * over k: how a product is cut changes bits, and fixed_cut says so. Dimensions and strides must fit an int.
+ * Never fails: without OpenBLAS *TABLE is KERNELS. */
 void dpn_blas_load(const struct dpn_kernels *kernels, const struct dpn_kernels **table,
                    struct dpn_blas *blas);
 /* To be called once by every thread that will call gemm: OpenMP builds of OpenBLAS keep their thread count
  * per calling thread. */
 void dpn_blas_thread_init(void);
 
-/* Denormals are kept, rounding to nearest: sets this thread's MXCSR so, whatever it inherited. Every
- * thread, at its start. */
+/* Rounding to nearest, denormals taken and given as 0: sets this thread's MXCSR so, whatever it inherited.
+ * Every thread, at its start. */
 void dpn_kernels_thread_init(void);
 
 #endif

@@ -16,14 +16,14 @@
 enum { MAIN_WORDS = 64, MAIN_TEXT = 512 };
 
 /* A registry's names as the choices of an option: "a|b|c", with "auto" in front if WITH_AUTO. */
-#define MAIN_CHOICES(option, list, with_auto)                                                                    \
-    do {                                                                                                         \
-        static char text_[MAIN_TEXT];                                                                            \
-        if (with_auto) strcpy(text_, "auto");                                                                    \
-        for (size_t i_ = 0; (list)[i_]; i_++)                                                                    \
-            snprintf(text_ + strlen(text_), sizeof text_ - strlen(text_), "%s%s", *text_ ? "|" : "",             \
-                     (list)[i_]->name);                                                                          \
-        dpn_options_set_choices(option, text_);                                                                  \
+#define MAIN_CHOICES(option, list, with_auto)                                                        \
+    do {                                                                                             \
+        static char text_[MAIN_TEXT];                                                                \
+        if (with_auto) strcpy(text_, "auto");                                                        \
+        for (size_t i_ = 0; (list)[i_]; i_++)                                                        \
+            snprintf(text_ + strlen(text_), sizeof text_ - strlen(text_), "%s%s", *text_ ? "|" : "", \
+                     (list)[i_]->name);                                                              \
+        dpn_options_set_choices(option, text_);                                                      \
     } while (0)
 
 static void main_registries(void)
@@ -40,12 +40,12 @@ static void main_list_names(const char *heading, const char *const *names, size_
     printf("\n");
 }
 
-#define MAIN_LIST(heading, list)                                                                                 \
-    do {                                                                                                         \
-        const char *names_[MAIN_WORDS];                                                                          \
-        size_t n_ = 0;                                                                                           \
-        for (; (list)[n_] && n_ < MAIN_WORDS; n_++) names_[n_] = (list)[n_]->name;                               \
-        main_list_names(heading, names_, n_);                                                                    \
+#define MAIN_LIST(heading, list)                                                   \
+    do {                                                                           \
+        const char *names_[MAIN_WORDS];                                            \
+        size_t n_ = 0;                                                             \
+        for (; (list)[n_] && n_ < MAIN_WORDS; n_++) names_[n_] = (list)[n_]->name; \
+        main_list_names(heading, names_, n_);                                      \
     } while (0)
 
 static void main_version(void)
@@ -79,8 +79,9 @@ static void main_help(const struct dpn_command *command)
         printf("  %s: %s\n", dpn_dataset_classes[i]->name, dpn_dataset_classes[i]->summary);
     printf("\nOptions of `dpnode %s`:\n", command->name);
     dpn_options_help(command->mask);
-    printf("\nExit status: 0 done; 1 failed while running; 2 bad usage or input, found before the first step;\n"
-           "128+N stopped by signal N (saved first if there is --out).\n");
+    printf(
+        "\nExit status: 0 done; 1 failed while running; 2 bad usage or input, found before the first step;\n"
+        "128+N stopped by signal N (saved first if there is --out).\n");
 }
 
 static enum dpn_status main_find_command(const char *word, const struct dpn_command **command)
@@ -94,8 +95,8 @@ static enum dpn_status main_find_command(const char *word, const struct dpn_comm
         }
     }
     const char *near = dpn_near_miss(word, names);
-    return dpn_fail(DPN_ERR_USAGE, "unknown command '%s'%s%s%s; see dpnode --help", word, near ? "; did you mean '" : "",
-                    near ? near : "", near ? "'?" : "");
+    return dpn_fail(DPN_ERR_USAGE, "unknown command '%s'%s%s%s; see dpnode --help", word,
+                    near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
 
 static enum dpn_status main_dispatch(int argc, char **argv, int *exit_status)

@@ -7,14 +7,14 @@
 #include "train/trainer.h"
 
 /* Each pass gives DPN_PLUGIN one registry's meaning: SELECT(registry) keeps the lines of that registry. */
-#define DPN_TYPE_device struct dpn_device_class
-#define DPN_TYPE_reducer struct dpn_reducer_class
-#define DPN_TYPE_op struct dpn_op_class
-#define DPN_TYPE_model struct dpn_model_class
+#define DPN_TYPE_device    struct dpn_device_class
+#define DPN_TYPE_reducer   struct dpn_reducer_class
+#define DPN_TYPE_op        struct dpn_op_class
+#define DPN_TYPE_model     struct dpn_model_class
 #define DPN_TYPE_optimizer struct dpn_optimizer_class
-#define DPN_TYPE_dataset struct dpn_dataset_class
-#define DPN_TYPE_mode struct dpn_mode_class
-#define DPN_TYPE_command struct dpn_command
+#define DPN_TYPE_dataset   struct dpn_dataset_class
+#define DPN_TYPE_mode      struct dpn_mode_class
+#define DPN_TYPE_command   struct dpn_command
 
 #define DPN_PLUGIN(registry, symbol) extern const DPN_TYPE_##registry dpn_##registry##_##symbol;
 #include "plugins.def"
@@ -25,14 +25,14 @@
 #define DPN_NOTHING(x)
 #define DPN_ITEM(x) x,
 
-#define DPN_KEEP_device(x) DPN_NOTHING(x)
-#define DPN_KEEP_reducer(x) DPN_NOTHING(x)
-#define DPN_KEEP_op(x) DPN_NOTHING(x)
-#define DPN_KEEP_model(x) DPN_NOTHING(x)
+#define DPN_KEEP_device(x)    DPN_NOTHING(x)
+#define DPN_KEEP_reducer(x)   DPN_NOTHING(x)
+#define DPN_KEEP_op(x)        DPN_NOTHING(x)
+#define DPN_KEEP_model(x)     DPN_NOTHING(x)
 #define DPN_KEEP_optimizer(x) DPN_NOTHING(x)
-#define DPN_KEEP_dataset(x) DPN_NOTHING(x)
-#define DPN_KEEP_mode(x) DPN_NOTHING(x)
-#define DPN_KEEP_command(x) DPN_NOTHING(x)
+#define DPN_KEEP_dataset(x)   DPN_NOTHING(x)
+#define DPN_KEEP_mode(x)      DPN_NOTHING(x)
+#define DPN_KEEP_command(x)   DPN_NOTHING(x)
 
 #undef DPN_KEEP_device
 #define DPN_KEEP_device(x) DPN_ITEM(x)

@@ -179,6 +179,7 @@ void dpn_blas_load(const struct dpn_kernels *kernels, const struct dpn_kernels *
         snprintf(blas->why, sizeof blas->why, "core type %s was asked for", asked);
     blas_table = *kernels;
     blas_table.gemm = blas_gemm;
+    blas_table.fixed_cut = 1;
     *table = &blas_table;
     blas->loaded = 1;
     return;

@@ -1,3 +1,4 @@
+/* A writer for JSON: see json.h. */
 #include "core/json.h"
 
 #include <errno.h>

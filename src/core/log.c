@@ -1,3 +1,4 @@
+/* Notes, warnings and errors, one write a line: see log.h. */
 #include "core/log.h"
 
 #include <errno.h>

@@ -12,12 +12,14 @@ enum dpn_verbosity { DPN_QUIET = -1, DPN_NORMAL = 0, DPN_VERBOSE = 1 };
 void dpn_log_set_verbosity(enum dpn_verbosity verbosity);
 enum dpn_verbosity dpn_log_verbosity(void);
 
-void dpn_note(const char *format, ...) __attribute__((format(printf, 1, 2)));         /* stdout, unless quiet */
+void dpn_note(const char *format, ...) __attribute__((format(printf, 1, 2))); /* stdout, unless quiet */
 void dpn_note_verbose(const char *format, ...) __attribute__((format(printf, 1, 2))); /* stdout, if verbose */
-void dpn_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));         /* stderr, "dpnode: warning: " */
-void dpn_error(const char *format, ...) __attribute__((format(printf, 1, 2)));        /* stderr, "dpnode: " */
+void dpn_warn(const char *format, ...)
+    __attribute__((format(printf, 1, 2))); /* stderr, "dpnode: warning: " */
+void dpn_error(const char *format, ...) __attribute__((format(printf, 1, 2))); /* stderr, "dpnode: " */
 
-/* True if writing to stdout or stderr has failed so far (full disk, closed pipe); main turns it into status 1. */
+/* True if writing to stdout or stderr has failed so far (full disk, closed pipe); main turns it into
+ * status 1. */
 int dpn_log_failed(void);
 
 #endif

@@ -1,3 +1,4 @@
+/* Arenas by mmap, aligned blocks, peak memory: see memory.h. */
 #include "core/memory.h"
 
 #include <assert.h>
@@ -34,8 +35,8 @@ enum dpn_status dpn_arena_alloc(void *arena, size_t bytes, const char *what)
     void *memory = MAP_FAILED;
     int cause = ENOMEM;
     if (bytes <= PTRDIFF_MAX) {
-        memory =
-            mmap(NULL, memory_arena_bytes(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memory = mmap(NULL, memory_arena_bytes(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                      -1, 0);
         cause = errno;
     }
     if (memory == MAP_FAILED) {

@@ -1,3 +1,4 @@
+/* What is done with the options table: parse, print, digest. The table itself is options_table.c. */
 #include "core/options.h"
 
 #include <assert.h>
@@ -177,8 +178,7 @@ void dpn_options_json(const struct dpn_config *config, enum dpn_command_mask com
         const char *text = options_text(config, option, scratch);
         if (option->kind == DPN_OPT_CHOICE || option->kind == DPN_OPT_STRING)
             dpn_json_string(json, option->name, text);
-        else
-            dpn_json_raw(json, option->name, *text ? text : "null");
+        else dpn_json_raw(json, option->name, *text ? text : "null");
     }
 }
 
@@ -304,8 +304,7 @@ static enum dpn_status options_take(struct options_walk *walk)
 
     char where[OPTIONS_WIDTH + 1], quoted[DPN_QUOTE_BYTES];
     const char *value = "true";
-    if (option->kind != DPN_OPT_FLAG)
-        DPN_TRY(options_take_value(walk, option, equals, &value));
+    if (option->kind != DPN_OPT_FLAG) DPN_TRY(options_take_value(walk, option, equals, &value));
     else if (equals)
         return dpn_fail(DPN_ERR_USAGE, "--%s takes no value, but %s is given", option->name,
                         dpn_quote(equals + 1, quoted));
@@ -382,8 +381,8 @@ static size_t options_print_name(const char *name, const char *metavar)
 static void options_print_choices(const struct dpn_option *option, size_t *column)
 {
     char list[512];
-    size_t length =
-        (size_t)snprintf(list, sizeof list, "%s", option->kind == DPN_OPT_CHOICE ? "One of: " : "Names: ");
+    size_t length = (size_t)snprintf(list, sizeof list, "%s",
+                                     option->kind == DPN_OPT_CHOICE ? "One of: " : "Names: ");
     for (const char *c = dpn_option_choices(option); *c && length + 3 < sizeof list; c++) {
         if (*c == '|') list[length++] = ',';
         list[length++] = *c == '|' ? ' ' : *c;

@@ -1,3 +1,4 @@
+/* The options table: the one place where an option is named, bounded and explained. */
 #include "core/options.h"
 
 enum {
@@ -168,7 +169,9 @@ const struct dpn_option dpn_options[] = {
            "The progress line; auto: if standard output is a terminal."),
 
     CHOICE("blas", "NAME", NUMBERS, RUN, "auto", "auto|openblas|own", GROUP_COMPUTE, blas,
-           "Who multiplies matrices; auto: openblas if it can be loaded and computes right, else own."),
+           "Who multiplies matrices; auto: own, which measured faster on every layer of these models. "
+           "openblas is "
+           "loaded at run time and checked."),
     CHOICE("isa", "SET", NUMBERS, RUN, "auto", "auto|ref|baseline|avx2|avx512", GROUP_COMPUTE, isa,
            "Instruction set of the kernels; auto: the widest that this CPU has."),
 };

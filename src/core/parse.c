@@ -1,3 +1,4 @@
+/* Strict parsing of tokens, lists and specs: see parse.h. */
 #include "core/parse.h"
 
 #include <assert.h>
@@ -144,8 +145,7 @@ enum dpn_status dpn_parse_double_list(const char *where, const char *text, doubl
         const char *item = strsep(&rest, ",");
         if (*item == '\0')
             status = dpn_fail(DPN_ERR_USAGE, "%s %s has an empty item", where, dpn_quote(text, quoted));
-        else
-            status = dpn_parse_double(where, item, min, max, &list[i]);
+        else status = dpn_parse_double(where, item, min, max, &list[i]);
         if (status != DPN_OK) goto out;
     }
     *values = list;
@@ -169,12 +169,9 @@ struct parse_indices {
 
 static const char *parse_valid_range(const struct parse_indices *to, char buffer[32])
 {
-    if (to->limit == 0)
-        snprintf(buffer, 32, "none");
-    else if (to->limit == 1)
-        snprintf(buffer, 32, "0");
-    else
-        snprintf(buffer, 32, "0-%ju", (uintmax_t)(to->limit - 1));
+    if (to->limit == 0) snprintf(buffer, 32, "none");
+    else if (to->limit == 1) snprintf(buffer, 32, "0");
+    else snprintf(buffer, 32, "0-%ju", (uintmax_t)(to->limit - 1));
     return buffer;
 }
 
@@ -248,8 +245,8 @@ enum dpn_status dpn_parse_index_list(const char *where, const char *text, size_t
         goto out;
     }
     if (count == 0) {
-        status =
-            dpn_fail(DPN_ERR_USAGE, "%s %s: there is nothing to choose from", where, dpn_quote(text, quoted));
+        status = dpn_fail(DPN_ERR_USAGE, "%s %s: there is nothing to choose from", where,
+                          dpn_quote(text, quoted));
         goto out;
     }
     if (strcmp(text, "all") == 0) {
@@ -260,8 +257,7 @@ enum dpn_status dpn_parse_index_list(const char *where, const char *text, size_t
         const char *item = strsep(&rest, ",");
         if (*item == '\0')
             status = dpn_fail(DPN_ERR_USAGE, "%s %s has an empty item", where, dpn_quote(text, quoted));
-        else
-            status = parse_item(&to, item);
+        else status = parse_item(&to, item);
     }
     if (status == DPN_OK) {
         *indices = to.list;

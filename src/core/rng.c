@@ -1,3 +1,4 @@
+/* Streams of Philox4x32-10 by Random123: see rng.h. */
 #include "core/rng.h"
 
 #include <assert.h>

@@ -30,7 +30,7 @@ struct dpn_rng {
 void dpn_rng_init(struct dpn_rng *rng, uint64_t seed, enum dpn_rng_purpose purpose, uint64_t a, uint64_t b);
 uint32_t dpn_rng_u32(struct dpn_rng *rng);
 uint32_t dpn_rng_below(struct dpn_rng *rng, uint32_t n); /* 0..n-1, unbiased (Lemire 2019); n > 0 */
-double dpn_rng_uniform(struct dpn_rng *rng); /* [0, 1): 27 bits of a first word, 26 of a second */
-double dpn_rng_normal(struct dpn_rng *rng);  /* standard normal (Box-Muller, one value of two uniforms) */
+double dpn_rng_uniform(struct dpn_rng *rng);             /* [0, 1): 27 bits of a first word, 26 of a second */
+double dpn_rng_normal(struct dpn_rng *rng); /* standard normal (Box-Muller, one value of two uniforms) */
 
 #endif

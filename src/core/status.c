@@ -1,3 +1,4 @@
+/* Error texts, one a thread: see status.h. */
 #include "core/status.h"
 
 #include <stdarg.h>
@@ -30,10 +31,8 @@ static void status_store(const char *text)
     size_t n = 0;
     for (; text[n] != '\0' && n + 1 < sizeof status_text; n++) {
         unsigned char c = (unsigned char)text[n];
-        if (c == '\n' || c == '\t')
-            status_text[n] = ' ';
-        else
-            status_text[n] = (char)(c < 0x20 || c == 0x7f ? '?' : c);
+        if (c == '\n' || c == '\t') status_text[n] = ' ';
+        else status_text[n] = (char)(c < 0x20 || c == 0x7f ? '?' : c);
     }
     status_text[n] = '\0';
 }

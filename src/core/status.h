@@ -23,7 +23,8 @@ enum dpn_status {
 const char *dpn_status_name(enum dpn_status status);
 
 /* Sets the calling thread's error text (cut at 1,023 bytes, newlines replaced) and returns STATUS. */
-enum dpn_status dpn_fail(enum dpn_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+enum dpn_status dpn_fail(enum dpn_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* As dpn_fail, with ": " and the text of errno value ERRNUM added. */
 enum dpn_status dpn_fail_errno(enum dpn_status status, int errnum, const char *format, ...)
@@ -33,10 +34,10 @@ enum dpn_status dpn_fail_errno(enum dpn_status status, int errnum, const char *f
 const char *dpn_error_text(void);
 
 /* Returns from the enclosing function with the status of CALL unless that is DPN_OK. */
-#define DPN_TRY(call)                                                                                            \
-    do {                                                                                                         \
-        enum dpn_status dpn_try_status_ = (call);                                                                \
-        if (dpn_try_status_ != DPN_OK) return dpn_try_status_;                                                   \
+#define DPN_TRY(call)                                          \
+    do {                                                       \
+        enum dpn_status dpn_try_status_ = (call);              \
+        if (dpn_try_status_ != DPN_OK) return dpn_try_status_; \
     } while (0)
 
 #endif

@@ -1,7 +1,7 @@
 /* The one OpenMP region of a device, held open for the device's life; work goes through two of our own flags.
  *
- * A libgomp region costs about 1 us hot, but 100 us after a pause of 20 ms and milliseconds when two threads share a
- * core; a persistent region with flags of our own costs 0.3 us and waits as core/wait.h does.
+ * A libgomp region costs about 1 us hot, but 100 us after a pause of 20 ms and milliseconds when two threads
+ * share a core; a persistent region with flags of our own costs 0.3 us and waits as core/wait.h does.
  */
 #include "core/team.h"
 
@@ -27,7 +27,7 @@
 
 struct dpn_team {
     int size;
-    int stop;              /* read by workers after `go` */
+    int stop; /* read by workers after `go` */
     dpn_team_fn *fn;
     void *arg;
     uint32_t jobs;         /* handed out so far; thread 0 only */
@@ -82,12 +82,14 @@ static enum dpn_status team_lead(struct team_opening *opening)
     struct dpn_team *team = &opening->team;
     int got = omp_get_num_threads();
     if (got != team->size)
-        return dpn_fail(DPN_ERR_SYSTEM, "a device's team wants %d threads and got %d (OMP_THREAD_LIMIT?)", team->size, got);
+        return dpn_fail(DPN_ERR_SYSTEM, "a device's team wants %d threads and got %d (OMP_THREAD_LIMIT?)",
+                        team->size, got);
     DPN_TRY(dpn_flag_wait(&team->ready, (uint32_t)(team->size - 1), opening->abort));
     return opening->body(opening->arg, team);
 }
 
-/* Fork and join are ordered by the OpenMP runtime, which is not instrumented: TSan is told what it cannot see. */
+/* Fork and join are ordered by the OpenMP runtime, which is not instrumented: TSan is told what it cannot
+ * see. */
 static __attribute__((noinline)) void team_thread(struct team_opening *opening)
 {
     struct dpn_team *team = &opening->team;
@@ -106,18 +108,23 @@ static __attribute__((noinline)) void team_thread(struct team_opening *opening)
 }
 
 /* Not instrumented: the compiler's record of shared variables is read before anything could be annotated. */
-static __attribute__((noinline, no_sanitize("thread"))) void team_region(struct team_opening *opening, int size)
+static __attribute__((noinline, no_sanitize("thread"))) void team_region(struct team_opening *opening,
+                                                                         int size)
 {
 #pragma omp parallel num_threads(size)
     team_thread(opening);
 }
 
 enum dpn_status dpn_team_open(int size, void (*bind)(void *bind_arg, int thread), void *bind_arg,
-                              struct dpn_abort *abort, enum dpn_status (*body)(void *arg, struct dpn_team *team),
-                              void *arg)
+                              struct dpn_abort *abort,
+                              enum dpn_status (*body)(void *arg, struct dpn_team *team), void *arg)
 {
-    struct team_opening opening = {.team = {.size = size}, .bind = bind, .bind_arg = bind_arg, .abort = abort,
-                                   .body = body, .arg = arg};
+    struct team_opening opening = {.team = {.size = size},
+                                   .bind = bind,
+                                   .bind_arg = bind_arg,
+                                   .abort = abort,
+                                   .body = body,
+                                   .arg = arg};
     if (size == 1) return body(arg, &opening.team);
     omp_set_dynamic(0);
     TEAM_RELEASE(&opening);

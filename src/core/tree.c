@@ -1,3 +1,4 @@
+/* The summation tree: see tree.h. */
 #include "core/tree.h"
 
 #include <assert.h>

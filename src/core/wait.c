@@ -11,8 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A pause is about 40 ns on the CPUs this was tuned on and a yield with nobody to yield to about 300 ns, so a wait
- * spins for some 4 us, yields for about a millisecond and only then sleeps: nothing in a step of microseconds sleeps. */
+/* A pause is about 40 ns on the CPUs this was tuned on and a yield with nobody to yield to about 300 ns, so a
+ * wait spins for some 4 us, yields for about a millisecond and only then sleeps: nothing in a step of
+ * microseconds sleeps. */
 enum { WAIT_SPINS = 100, WAIT_YIELDS = 4000, WAIT_SLEEP_NS = 100 * 1000 * 1000 };
 
 static int wait_spins = WAIT_SPINS;
@@ -52,8 +53,8 @@ static enum dpn_status wait_aborted(void)
 
 uint32_t dpn_flag_add(struct dpn_flag *flag, uint32_t n)
 {
-    /* Both accesses are sequentially consistent so that either this thread sees the sleeper, or the sleeper sees
-     * the new value before it sleeps (wait_sleep makes the same two accesses the other way round). */
+    /* Both accesses are sequentially consistent so that either this thread sees the sleeper, or the sleeper
+     * sees the new value before it sleeps (wait_sleep makes the same two accesses the other way round). */
     uint32_t before = atomic_fetch_add_explicit(&flag->value, n, memory_order_seq_cst);
     if (atomic_load_explicit(&flag->sleepers, memory_order_seq_cst) != 0)
         syscall(SYS_futex, &flag->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
@@ -93,7 +94,8 @@ enum dpn_status dpn_barrier_wait(struct dpn_barrier *barrier, struct dpn_abort *
     /* `released` cannot move before this thread has arrived, so reading it first names this round. */
     uint32_t target = dpn_flag_value(&barrier->released) + 1;
     if (dpn_flag_add(&barrier->arrived, 1) + 1 == barrier->n) {
-        atomic_store_explicit(&barrier->arrived.value, 0, memory_order_relaxed); /* ordered by the release below */
+        atomic_store_explicit(&barrier->arrived.value, 0,
+                              memory_order_relaxed); /* ordered by the release below */
         dpn_flag_add(&barrier->released, 1);
         return DPN_OK;
     }

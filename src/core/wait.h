@@ -1,5 +1,5 @@
-/* How one thread waits for another: growing counters, waited for by a short spin, then yields, then a futex of at most
- * 100 ms. Every wait also watches an abort word: nothing waits unbounded.
+/* How one thread waits for another: growing counters, waited for by a short spin, then yields, then a futex
+ * of at most 100 ms. Every wait also watches an abort word: nothing waits unbounded.
  *
  * Any thread. Counters wrap around at 2^32; comparisons are modular.
  */
@@ -11,7 +11,8 @@
 
 #include "core/status.h"
 
-/* First failure of a group of threads: who fails first leaves its status and text, the others see it and leave. */
+/* First failure of a group of threads: who fails first leaves its status and text, the others see it and
+ * leave. */
 struct dpn_abort {
     _Alignas(64) _Atomic uint32_t raised; /* 0, then 1 once status and text are being written, then 2 */
     enum dpn_status status;
@@ -39,7 +40,8 @@ static inline uint32_t dpn_flag_value(const struct dpn_flag *flag) /* acquire */
 {
     return atomic_load_explicit(&flag->value, memory_order_acquire);
 }
-static inline int dpn_flag_reached(const struct dpn_flag *flag, uint32_t target) /* value >= target, modular; acquire */
+static inline int dpn_flag_reached(const struct dpn_flag *flag,
+                                   uint32_t target) /* value >= target, modular; acquire */
 {
     return (int32_t)(dpn_flag_value(flag) - target) >= 0;
 }
@@ -47,17 +49,19 @@ static inline int dpn_flag_reached(const struct dpn_flag *flag, uint32_t target)
 /* Returns DPN_OK once the flag has reached TARGET, or DPN_ERR_ABORTED once ABORT (may be NULL) is raised. */
 enum dpn_status dpn_flag_wait(struct dpn_flag *flag, uint32_t target, struct dpn_abort *abort);
 
-/* Whether threads of this process share cores: then waiting does not spin before it yields. Set by main before threads start. */
+/* Whether threads of this process share cores: then waiting does not spin before it yields. Set by main
+ * before threads start. */
 void dpn_wait_set_oversubscribed(int oversubscribed);
 
-/* A barrier of N threads that can be aborted; usable any number of times. Zeroed memory with n set is ready. */
+/* A barrier of N threads that can be aborted; usable any number of times. Zeroed memory with n set is ready.
+ */
 struct dpn_barrier {
     uint32_t n;
     struct dpn_flag arrived;
     struct dpn_flag released;
 };
-/* Returns DPN_OK when all N have called; DPN_ERR_ABORTED if ABORT is raised. What any thread wrote before it is
- * visible to all after it. */
+/* Returns DPN_OK when all N have called; DPN_ERR_ABORTED if ABORT is raised. What any thread wrote before it
+ * is visible to all after it. */
 enum dpn_status dpn_barrier_wait(struct dpn_barrier *barrier, struct dpn_abort *abort);
 
 #endif

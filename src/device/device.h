@@ -33,9 +33,9 @@ struct dpn_device_group {
     size_t n_units;          /* how many devices of this kind the allowed set has */
     size_t n;
     struct dpn_device *devices;
-    int oversubscribed; /* threads share CPUs, or are more than the CPU quota pays for */
-    int node_count;     /* different NUMA nodes among the devices */
-    double cpu_quota;   /* 0: none */
+    int oversubscribed;        /* threads share CPUs, or are more than the CPU quota pays for */
+    int node_count;            /* different NUMA nodes among the devices */
+    double cpu_quota;          /* 0: none */
     char sharing_warning[160]; /* said once, when the group runs; "" if nothing is shared */
     atomic_int binding_warned, placement_warned; /* one warning a run */
     struct dpn_abort abort;

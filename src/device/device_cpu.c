@@ -30,8 +30,8 @@ static enum dpn_status cpu_parse_list(const struct dpn_device_request *request, 
     int over = request->oversubscribe, *ignored;
     size_t n_ignored;
     char reason[768];
-    enum dpn_status status =
-        dpn_parse_index_list("--devices", request->list, n_units, over, over, indices, n);
+    enum dpn_status status = dpn_parse_index_list("--devices", request->list, n_units, over, over, indices,
+                                                  n);
     if (status != DPN_ERR_USAGE || over) return status;
     strncpy(reason, dpn_error_text(), sizeof reason - 1);
     reason[sizeof reason - 1] = '\0';
@@ -78,8 +78,8 @@ static void cpu_warn(struct dpn_device_group *group, const struct cpu_load *load
     const char *unit = dpn_unit_kind_name(group->unit);
     char *text = group->sharing_warning;
     if (load->units < group->n)
-        snprintf(text, sizeof group->sharing_warning, "--oversubscribe: %zu devices share %zu %s unit%s", group->n,
-                 load->units, unit, load->units == 1 ? "" : "s");
+        snprintf(text, sizeof group->sharing_warning, "--oversubscribe: %zu devices share %zu %s unit%s",
+                 group->n, load->units, unit, load->units == 1 ? "" : "s");
     else if (load->cpus_shared)
         snprintf(text, sizeof group->sharing_warning,
                  "--threads-per-device %d: more threads than a %s unit has CPUs, they share them",
@@ -111,8 +111,8 @@ static void cpu_assign(struct dpn_device_group *group, const struct dpn_device_r
         load.cpus_shared |= taken[index] > unit->n_cpus;
     }
     /* Beyond the quota threads that wait by spinning would use up what the working ones are granted. */
-    group->oversubscribed =
-        load.cpus_shared || (group->cpu_quota > 0 && (double)load.threads > group->cpu_quota);
+    group->oversubscribed = load.cpus_shared ||
+                            (group->cpu_quota > 0 && (double)load.threads > group->cpu_quota);
     cpu_warn(group, &load);
 }
 

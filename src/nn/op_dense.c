@@ -15,6 +15,9 @@
  * whole cache lines of X's columns. */
 enum { DENSE_ROW_GRANULE = 12, DENSE_WEIGHT_GRANULE = 48, DENSE_COLUMN_BLOCK = 64 };
 
+/* Pieces of a product whose bits depend on the cut (kernels->fixed_cut), whatever the team's size. */
+enum { DENSE_FIXED_PIECES = 8 };
+
 struct dense_job {
     const struct dpn_kernels *kernels;
     size_t rows, in, out, x_stride, y_stride;
@@ -36,12 +39,12 @@ static inline size_t dense_min(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Calls block() on the thread's share of BLOCKS x ROWS, outer blocks that it owns whole in one call. */
-static void dense_walk(const struct dense_job *job, size_t blocks, size_t rows, size_t granule, int thread,
-                       int size, dense_block_fn *block)
+/* Calls block() on piece PIECE of PIECES of BLOCKS x ROWS, outer blocks that it owns whole in one call. */
+static void dense_walk_piece(const struct dense_job *job, size_t blocks, size_t rows, size_t granule,
+                             size_t piece, size_t pieces, dense_block_fn *block)
 {
     size_t first, count, granules = (rows + granule - 1) / granule;
-    dpn_split(blocks * granules, (size_t)size, (size_t)thread, &first, &count);
+    dpn_split(blocks * granules, pieces, piece, &first, &count);
     while (count > 0) {
         size_t outer = first / granules, inner = first % granules, n_outer = 1;
         size_t n = dense_min(granules - inner, count);
@@ -51,6 +54,19 @@ static void dense_walk(const struct dense_job *job, size_t blocks, size_t rows, 
         first += n_outer * n;
         count -= n_outer * n;
     }
+}
+
+/* The thread's share of BLOCKS x ROWS. */
+static void dense_walk(const struct dense_job *job, size_t blocks, size_t rows, size_t granule, int thread,
+                       int size, dense_block_fn *block)
+{
+    size_t first = (size_t)thread, count = 1, pieces = (size_t)size;
+    if (job->kernels->fixed_cut) {
+        pieces = DENSE_FIXED_PIECES;
+        dpn_split(pieces, (size_t)size, (size_t)thread, &first, &count);
+    }
+    for (size_t p = first; p < first + count; p++)
+        dense_walk_piece(job, blocks, rows, granule, p, pieces, block);
 }
 
 static void dense_forward_block(const struct dense_job *job, size_t first_panel, size_t panels, size_t row,

@@ -111,8 +111,7 @@ static void quota_find_own_groups(struct quota_search *search)
         *controllers++ = '\0';
         *group++ = '\0';
         group[strcspn(group, "\n")] = '\0';
-        if (quota_lists(controllers, "cpu"))
-            snprintf(search->v1_path, sizeof search->v1_path, "%s", group);
+        if (quota_lists(controllers, "cpu")) snprintf(search->v1_path, sizeof search->v1_path, "%s", group);
         else if (strcmp(line, "0") == 0 && controllers[0] == '\0')
             snprintf(search->v2_path, sizeof search->v2_path, "%s", group);
     }
@@ -148,12 +147,9 @@ static int quota_parse_mount(char *line, struct quota_mount *mount)
     strtok_r(NULL, " \n", &save);
     options = strtok_r(NULL, " \n", &save);
     if (!head[4] || !type) return 0;
-    if (strcmp(type, "cgroup2") == 0)
-        mount->version = 2;
-    else if (strcmp(type, "cgroup") == 0 && options && quota_lists(options, "cpu"))
-        mount->version = 1;
-    else
-        return 0;
+    if (strcmp(type, "cgroup2") == 0) mount->version = 2;
+    else if (strcmp(type, "cgroup") == 0 && options && quota_lists(options, "cpu")) mount->version = 1;
+    else return 0;
     quota_unescape(head[3]);
     quota_unescape(head[4]);
     mount->group = strcmp(head[3], "/") == 0 ? "" : head[3];

@@ -83,10 +83,8 @@ static void topo_find_model(struct dpn_topo *topo, hwloc_topology_t hwloc)
     hwloc_obj_t package = hwloc_get_obj_by_type(hwloc, HWLOC_OBJ_PACKAGE, 0);
     const char *model = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
     if (!model) model = hwloc_obj_get_info_by_name(hwloc_get_root_obj(hwloc), "CPUModel");
-    if (model)
-        snprintf(topo->cpu_model, sizeof topo->cpu_model, "%s", model);
-    else if (!topo->synthetic)
-        topo_model_from_cpuinfo(topo->cpu_model, sizeof topo->cpu_model);
+    if (model) snprintf(topo->cpu_model, sizeof topo->cpu_model, "%s", model);
+    else if (!topo->synthetic) topo_model_from_cpuinfo(topo->cpu_model, sizeof topo->cpu_model);
 }
 
 static enum dpn_status topo_load(hwloc_topology_t hwloc, const char *synthetic)

@@ -1,5 +1,6 @@
-/* Shard gradients become partial sums by a binary counter keyed by the global shard index, so that only siblings of the one tree
- * are ever added; with the last shard the sums are finished bucket by bucket, while they are in cache, and handed to the reducer.
+/* Shard gradients become partial sums by a binary counter keyed by the global shard index, so that only
+ * siblings of the one tree are ever added; with the last shard the sums are finished bucket by bucket, while
+ * they are in cache, and handed to the reducer.
  */
 #include <assert.h>
 
@@ -53,11 +54,12 @@ static void acc_add_part(void *arg, int thread, int size)
 }
 
 /* The N topmost pairs of the stack, FIRST .. FIRST+ELEMS-1 of each arena. */
-static void acc_fold(const struct dpn_run *run, struct dpn_replica *replica, size_t depth, unsigned n, size_t first,
-                     size_t elems)
+static void acc_fold(const struct dpn_run *run, struct dpn_replica *replica, size_t depth, unsigned n,
+                     size_t first, size_t elems)
 {
     for (unsigned i = 0; i < n; i++, depth--) {
-        struct acc_add add = {run->kernels, replica->stack[depth - 2] + first, replica->stack[depth - 1] + first, elems};
+        struct acc_add add = {run->kernels, replica->stack[depth - 2] + first,
+                              replica->stack[depth - 1] + first, elems};
         dpn_team_run(replica->device->team, acc_add_part, &add);
     }
 }
@@ -81,10 +83,12 @@ static enum dpn_status acc_start(const struct acc_ready *ready, size_t bucket)
 
     if (replica->end_shard > replica->first_shard) {
         acc_fold(run, replica, replica->depth, ready->adds, span->first, span->elems);
-        n = dpn_tree_cover(replica->first_shard, replica->end_shard - replica->first_shard, ready->step->leaves, nodes);
+        n = dpn_tree_cover(replica->first_shard, replica->end_shard - replica->first_shard,
+                           ready->step->leaves, nodes);
         assert(n == replica->depth - ready->adds);
     }
-    for (size_t i = 0; i < n; i++) segments[i] = (struct dpn_segment){nodes[i], replica->stack[i] + span->first};
+    for (size_t i = 0; i < n; i++)
+        segments[i] = (struct dpn_segment){nodes[i], replica->stack[i] + span->first};
     return run->reducer->cls->start(run->reducer, replica->member, bucket, ready->step->leaves, segments, n,
                                     ready->out ? ready->out + span->first : NULL);
 }
@@ -109,8 +113,8 @@ static enum dpn_status acc_ready(void *arg, size_t floats)
     return DPN_OK;
 }
 
-enum dpn_status dpn_accumulate_backward(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                                        struct dpn_shard shard, float *out)
+enum dpn_status dpn_accumulate_backward(struct dpn_run *run, struct dpn_replica *replica,
+                                        const struct dpn_step *step, struct dpn_shard shard, float *out)
 {
     unsigned adds = dpn_tree_adds_after(shard.index, replica->first_shard, replica->end_shard, step->leaves);
     int last = shard.index + 1 == replica->end_shard;
@@ -127,8 +131,8 @@ enum dpn_status dpn_accumulate_backward(struct dpn_run *run, struct dpn_replica 
     return DPN_OK;
 }
 
-enum dpn_status dpn_accumulate_finish(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                                      float *out)
+enum dpn_status dpn_accumulate_finish(struct dpn_run *run, struct dpn_replica *replica,
+                                      const struct dpn_step *step, float *out)
 {
     if (replica->next_bucket == 0) {
         struct acc_ready ready = {run, replica, step, out, 0};

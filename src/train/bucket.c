@@ -1,5 +1,6 @@
-/* How the gradient arena is cut into buckets: in backward order, both ends small. The first bucket is ready early in backward, so a small one
- * starts the overlap soon; the last is ready when backward ends, so all of its reduction is exposed.
+/* How the gradient arena is cut into buckets: in backward order, both ends small. The first bucket is ready
+ * early in backward, so a small one starts the overlap soon; the last is ready when backward ends, so all of
+ * its reduction is exposed.
  */
 #include <stdlib.h>
 
@@ -8,8 +9,8 @@
 
 enum { BUCKET_QUANTUM = DPN_ARENA_QUANTUM_ELEMS };
 
-/* Without --bucket-mb: up to 64 Ki floats (256 KiB, well inside L2) one bucket, for cutting costs a flag round trip a bucket; else an
- * eighth of the arena, at most 25 MB (PyTorch's bucket_cap_mb). */
+/* Without --bucket-mb: up to 64 Ki floats (256 KiB, well inside L2) one bucket, for cutting costs a flag
+ * round trip a bucket; else an eighth of the arena, at most 25 MB (PyTorch's bucket_cap_mb). */
 static size_t bucket_target(size_t arena_elems, double bucket_mb)
 {
     size_t target;
@@ -33,7 +34,8 @@ enum dpn_status dpn_bucket_plan_make(size_t arena_elems, double bucket_mb, struc
     size_t n = 0, at = 0;
     if (end == 0) end = BUCKET_QUANTUM;
     int small_ends = arena_elems > 2 * end + target;
-    DPN_TRY(dpn_calloc(buckets, arena_elems / (small_ends ? end : target) + 2, sizeof **buckets, "bucket plan"));
+    DPN_TRY(
+        dpn_calloc(buckets, arena_elems / (small_ends ? end : target) + 2, sizeof **buckets, "bucket plan"));
     while (at < arena_elems) {
         size_t left = arena_elems - at, elems = target;
         if (small_ends) {

@@ -27,10 +27,8 @@ static void topo_print_machine(const struct dpn_topo *topo, double quota)
              dpn_cpuset_count(dpn_topo_allowed(topo)),
              dpn_cpuset_text(dpn_topo_online(topo), online, sizeof online),
              dpn_cpuset_count(dpn_topo_online(topo)));
-    if (quota > 0)
-        dpn_note("quota     %.2f CPUs", quota);
-    else
-        dpn_note("quota     none");
+    if (quota > 0) dpn_note("quota     %.2f CPUs", quota);
+    else dpn_note("quota     none");
 }
 
 static void topo_print_gpus(void)
@@ -100,8 +98,8 @@ static enum dpn_status topo_run(struct dpn_config *config, const char *positiona
     DPN_TRY(dpn_unit_kind_parse(config->cpu_unit, &request.unit));
     DPN_TRY(dpn_topo_open(&topo, NULL, NULL));
     /* The list first: a bad one is refused before anything is printed. */
-    enum dpn_status status =
-        dpn_device_group_open(&group, topo, config->kind, config->devices, &request, &dpn_kernels_ref);
+    enum dpn_status status = dpn_device_group_open(&group, topo, config->kind, config->devices, &request,
+                                                   &dpn_kernels_ref);
     if (status == DPN_OK) {
         status = topo_print_all(topo, &group, config);
         dpn_device_group_close(&group);

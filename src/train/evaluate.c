@@ -1,5 +1,5 @@
-/* Exact evaluation: every test sample once, in chunks of 256 of the file's order, whoever computes them; chunk results are added in
- * ascending order, so the figures do not depend on the number of devices.
+/* Exact evaluation: every test sample once, in chunks of 256 of the file's order, whoever computes them;
+ * chunk results are added in ascending order, so the figures do not depend on the number of devices.
  */
 #include "train/trainer.h"
 

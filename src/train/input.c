@@ -5,8 +5,8 @@
 #include "core/memory.h"
 #include "train/trainer.h"
 
-/* Below INPUT_TEAM_ELEMS a team's hand-out costs more than it saves. Samples lie at random places of a set that is
- * larger than the caches, so those INPUT_AHEAD rows ahead are asked for while a row is converted. */
+/* Below INPUT_TEAM_ELEMS a team's hand-out costs more than it saves. Samples lie at random places of a set
+ * that is larger than the caches, so those INPUT_AHEAD rows ahead are asked for while a row is converted. */
 enum { INPUT_TEAM_ELEMS = 1 << 16, INPUT_AHEAD = 4 };
 
 struct input_job {
@@ -43,7 +43,8 @@ static void input_sample(const struct input_job *job, size_t index, float *row)
         if (job->samples->u8)
             kernels->u8_to_f32(plane, job->samples->u8 + at, data->scale[c], data->shift[c], row + c * plane);
         else
-            kernels->f32_affine(plane, job->samples->f32 + at, data->scale[c], data->shift[c], row + c * plane);
+            kernels->f32_affine(plane, job->samples->f32 + at, data->scale[c], data->shift[c],
+                                row + c * plane);
     }
     /* The buffer may have served another value meanwhile; gemm wants padding columns to be 0. */
     memset(row + data->sample_elems, 0, (job->stride - data->sample_elems) * sizeof *row);
@@ -67,22 +68,27 @@ static void input_part(void *arg, int thread, int size)
 
 static void input_fill(const struct dpn_replica *replica, struct input_job *job)
 {
-    if (job->rows * job->stride < INPUT_TEAM_ELEMS)
-        input_part(job, 0, 1);
-    else
-        dpn_team_run(replica->device->team, input_part, job);
+    if (job->rows * job->stride < INPUT_TEAM_ELEMS) input_part(job, 0, 1);
+    else dpn_team_run(replica->device->team, input_part, job);
 }
 
-void dpn_input_batch(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step, size_t first,
-                     size_t rows, float *input, int32_t *labels)
+void dpn_input_batch(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                     size_t first, size_t rows, float *input, int32_t *labels)
 {
-    struct input_job job = {run, &run->data.train, step, first, rows, run->model->values[0].stride, input, labels};
+    struct input_job job = {run,   &run->data.train, step, first, rows, run->model->values[0].stride, input,
+                            labels};
     input_fill(replica, &job);
 }
 
 void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows)
 {
-    struct input_job job = {run, &run->data.test, NULL, first, rows, run->model->values[0].stride,
-                            replica->exec.value[0], replica->exec.labels};
+    struct input_job job = {run,
+                            &run->data.test,
+                            NULL,
+                            first,
+                            rows,
+                            run->model->values[0].stride,
+                            replica->exec.value[0],
+                            replica->exec.labels};
     input_fill(replica, &job);
 }

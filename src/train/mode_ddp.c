@@ -1,6 +1,7 @@
-/* Mode ddp. Idea: every device computes its shards' gradients on its own replica, all take part in a bucketed all-reduce that overlaps
- * backward, and every replica makes the same update. Bytes moved a step: each gradient segment read once, the sum written once per node.
- * Determinism: the reducer's (exact_tree: same bits for any number of devices). Limits: none.
+/* Mode ddp. Idea: every device computes its shards' gradients on its own replica, all take part in a bucketed
+ * all-reduce that overlaps backward, and every replica makes the same update. Bytes moved a step: each
+ * gradient segment read once, the sum written once per node. Determinism: the reducer's (exact_tree: same
+ * bits for any number of devices). Limits: none.
  */
 #include "train/trainer.h"
 

@@ -1,8 +1,9 @@
-/* Mode dp, as torch.nn.DataParallel. Idea: device 0 owns the model, the batch and the optimizer; each step it broadcasts the parameters, scatters
- * the batch, gathers the logits, computes the loss, scatters the logits' gradient, and reduces gradients to itself. All are real
- * copies between devices' buffers: that is what the mode costs and what it is measured for. V > N runs in waves of one shard per device.
- * Bytes copied a step: parameters x (N-1), inputs, logits and their gradients once each. Determinism: same numbers as ddp, bit by bit.
- * Limits: one rank; device 0 works alone during loading, loss and update.
+/* Mode dp, as torch.nn.DataParallel. Idea: device 0 owns the model, the batch and the optimizer; each step it
+ * broadcasts the parameters, scatters the batch, gathers the logits, computes the loss, scatters the logits'
+ * gradient, and reduces gradients to itself. All are real copies between devices' buffers: that is what the
+ * mode costs and what it is measured for. V > N runs in waves of one shard per device. Bytes copied a step:
+ * parameters x (N-1), inputs, logits and their gradients once each. Determinism: same numbers as ddp, bit by
+ * bit. Limits: one rank; device 0 works alone during loading, loss and update.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +58,8 @@ static enum dpn_status dp_meet(struct dpn_run *run, struct dpn_replica *replica)
     return status;
 }
 
-/* Device 0: the loss of shard WAVE of every member, each in one piece as ddp does it; logits become their gradients. */
+/* Device 0: the loss of shard WAVE of every member, each in one piece as ddp does it; logits become their
+ * gradients. */
 static void dp_losses(struct dpn_run *run, const struct dpn_step *step, uint64_t wave)
 {
     const struct dp_root *root = run->mode_data;
@@ -69,8 +71,8 @@ static void dp_losses(struct dpn_run *run, const struct dpn_step *step, uint64_t
         if (wave >= owner->n_shards || owner->first_shard + wave >= step->leaves) continue;
         shard = dpn_accumulate_shard(run, owner, step, wave);
         float *logits = root->logits + shard.first * stride;
-        run->kernels->softmax_xent(shard.rows, run->model->classes, stride, logits, root->labels + shard.first,
-                                   dpn_loss_scale(run, owner, step), logits,
+        run->kernels->softmax_xent(shard.rows, run->model->classes, stride, logits,
+                                   root->labels + shard.first, dpn_loss_scale(run, owner, step), logits,
                                    &run->shard_loss[step->global & 1][shard.index], &correct);
     }
 }
@@ -80,7 +82,8 @@ static enum dpn_status dp_wave(struct dpn_run *run, struct dpn_replica *replica,
 {
     const struct dp_root *root = run->mode_data;
     struct dpn_exec *exec = &replica->exec;
-    size_t in_stride = run->model->values[0].stride, out_stride = run->model->values[run->model->logits].stride;
+    size_t in_stride = run->model->values[0].stride,
+           out_stride = run->model->values[run->model->logits].stride;
     struct dpn_shard shard = {0};
 
     if (wave < count) {

@@ -53,12 +53,15 @@ static void progress_draw(struct dpn_progress *progress)
     if (epoch == 0 || samples == 0 || seconds <= 0) return;
     memcpy(&loss, &bits, sizeof loss);
     double rate = (double)samples / seconds;
-    int n = snprintf(line, sizeof line, "%sepoch %llu/%llu | %3.0f%% | loss %.4f | %.0f img/s | %.0f s left%s",
+    int n = snprintf(line, sizeof line,
+                     "%sepoch %llu/%llu | %3.0f%% | loss %.4f | %.0f img/s | %.0f s left%s",
                      progress->tty ? "\r\033[K" : "", (unsigned long long)epoch,
-                     (unsigned long long)atomic_load(&progress->epochs), 100.0 * (double)samples / (double)total, loss,
-                     rate, samples < total ? (double)(total - samples) / rate : 0.0, progress->tty ? "" : "\n");
+                     (unsigned long long)atomic_load(&progress->epochs),
+                     100.0 * (double)samples / (double)total, loss, rate,
+                     samples < total ? (double)(total - samples) / rate : 0.0, progress->tty ? "" : "\n");
     pthread_mutex_lock(&progress->line);
-    if (write(progress->tty ? STDERR_FILENO : STDOUT_FILENO, line, (size_t)n) == n) progress->drawn = progress->tty;
+    if (write(progress->tty ? STDERR_FILENO : STDOUT_FILENO, line, (size_t)n) == n)
+        progress->drawn = progress->tty;
     pthread_mutex_unlock(&progress->line);
 }
 
@@ -83,7 +86,8 @@ static void *progress_main(void *arg)
         int got = sigtimedwait(&set, NULL, &tick);
         if (atomic_load(&progress->stop)) break;
         if (got == SIGINT || got == SIGTERM) progress_take(progress, got);
-        else if (progress->tty || (progress->plain && ticks % PROGRESS_PLAIN_TICKS == 0)) progress_draw(progress);
+        else if (progress->tty || (progress->plain && ticks % PROGRESS_PLAIN_TICKS == 0))
+            progress_draw(progress);
     }
     return NULL;
 }

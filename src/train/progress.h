@@ -15,8 +15,9 @@ enum dpn_progress_when { DPN_PROGRESS_AUTO, DPN_PROGRESS_ALWAYS, DPN_PROGRESS_NE
 /* Blocks INT and TERM for this thread and those it will start. First thing in a command that wants them. */
 void dpn_progress_block_signals(void);
 
-/* Starts the helper thread: it takes INT and TERM (the first asks for a stop, the second ends the process at once
- * with 128 + signal) and shows the line. A terminal shows a line that is redrawn; AUTO shows nothing elsewhere, ALWAYS a plain line every 10 s. */
+/* Starts the helper thread: it takes INT and TERM (the first asks for a stop, the second ends the process at
+ * once with 128 + signal) and shows the line. A terminal shows a line that is redrawn; AUTO shows nothing
+ * elsewhere, ALWAYS a plain line every 10 s. */
 enum dpn_status dpn_progress_start(enum dpn_progress_when when, struct dpn_progress **progress);
 void dpn_progress_stop(struct dpn_progress *progress); /* joins it; NULL: nothing */
 

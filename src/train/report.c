@@ -40,7 +40,8 @@ enum dpn_status dpn_report_step(struct dpn_run *run, const struct dpn_step *step
     return report_end(run);
 }
 
-int dpn_report_tensors_due(const struct dpn_run *run, const struct dpn_replica *replica, const struct dpn_step *step)
+int dpn_report_tensors_due(const struct dpn_run *run, const struct dpn_replica *replica,
+                           const struct dpn_step *step)
 {
     return replica->member == 0 && report_logs(run) && run->config->log_tensors > 0 &&
            step->global % run->config->log_tensors == 0;
@@ -74,7 +75,8 @@ enum dpn_status dpn_report_tensors(struct dpn_run *run, const float *params)
     return report_end(run);
 }
 
-enum dpn_status dpn_report_epoch(struct dpn_run *run, uint64_t epoch, double loss, uint64_t samples, double seconds)
+enum dpn_status dpn_report_epoch(struct dpn_run *run, uint64_t epoch, double loss, uint64_t samples,
+                                 double seconds)
 {
     double rate = (double)samples / seconds;
     dpn_progress_clear(run->progress);
@@ -96,9 +98,9 @@ enum dpn_status dpn_report_eval(struct dpn_run *run, uint64_t epoch, double loss
     dpn_progress_clear(run->progress);
     if (run->training)
         dpn_note("val   | epoch %llu/%llu | loss %.4f | accuracy %.4f",
-                 (unsigned long long)(run->end_epoch ? epoch + 1 : 0), (unsigned long long)run->end_epoch, loss, accuracy);
-    else
-        dpn_note("eval  | samples %zu | loss %.6f | accuracy %.6f", run->data.test.n, loss, accuracy);
+                 (unsigned long long)(run->end_epoch ? epoch + 1 : 0), (unsigned long long)run->end_epoch,
+                 loss, accuracy);
+    else dpn_note("eval  | samples %zu | loss %.6f | accuracy %.6f", run->data.test.n, loss, accuracy);
     if (!report_logs(run)) return DPN_OK;
     report_begin(run, "eval");
     dpn_json_u64(&run->json, "epoch", epoch);
@@ -164,7 +166,8 @@ static void report_phases_json(struct dpn_run *run, const double *phases)
     dpn_json_close_object(&run->json);
 }
 
-/* Mean over devices, in seconds, of each phase; waiting for the slowest is told apart by the reducer's own figures. */
+/* Mean over devices, in seconds, of each phase; waiting for the slowest is told apart by the reducer's own
+ * figures. */
 static void report_phases(const struct dpn_run *run, double *phases)
 {
     for (int p = 0; p < DPN_N_PHASES; p++) phases[p] = 0.0;
@@ -213,7 +216,8 @@ static enum dpn_status report_summary_event(struct dpn_run *run, const double *p
     dpn_json_u64(json, "epochs", run->record.epoch);
     dpn_json_u64(json, "global_step", run->record.global_step);
     dpn_json_double(json, "seconds", total);
-    dpn_json_double(json, "startup_seconds", t->steps ? report_seconds(t->first_step_ns - run->start_ns) : total);
+    dpn_json_double(json, "startup_seconds",
+                    t->steps ? report_seconds(t->first_step_ns - run->start_ns) : total);
     dpn_json_double(json, "data_read_seconds", report_seconds(run->data.read_ns));
     dpn_json_u64(json, "warmup_steps", t->steps < DPN_WARMUP_STEPS ? t->steps : DPN_WARMUP_STEPS);
     dpn_json_u64(json, "timed_steps", t->timed_steps);

@@ -12,10 +12,12 @@
 static void text_data(const struct dpn_run *run)
 {
     const struct dpn_dataset *d = &run->data;
-    dpn_note("data      %s%s%s | train %zu, test %zu | %zux%zux%zu, %zu classes | checksum %08x | %s", d->name,
-             *d->path ? " in " : "", d->path, d->train.n, d->test.n, d->channels, d->height, d->width, d->classes,
-             d->train.crc, d->normalize);
-    if (!d->real) dpn_note("          synthetic data: generated patterns, not a real data set; its accuracy means nothing");
+    dpn_note("data      %s%s%s | train %zu, test %zu | %zux%zux%zu, %zu classes | checksum %08x | %s",
+             d->name, *d->path ? " in " : "", d->path, d->train.n, d->test.n, d->channels, d->height,
+             d->width, d->classes, d->train.crc, d->normalize);
+    if (!d->real)
+        dpn_note(
+            "          synthetic data: generated patterns, not a real data set; its accuracy means nothing");
     if (d->test.n == 0) dpn_note("          no test part: nothing will be evaluated");
 }
 
@@ -23,12 +25,10 @@ static void text_batch(const struct dpn_run *run)
 {
     size_t n = run->group.n, most = (run->batch + n - 1) / n, least = run->batch / n;
     char per_device[48];
-    if (most == least)
-        snprintf(per_device, sizeof per_device, "%zu", most);
-    else
-        snprintf(per_device, sizeof per_device, "%zu to %zu", least, most);
-    dpn_note("batch     %zu global, %s per device, %llu shard(s) | %zu steps per epoch (last one %zu)", run->batch,
-             per_device, (unsigned long long)run->shards, run->sampler.steps,
+    if (most == least) snprintf(per_device, sizeof per_device, "%zu", most);
+    else snprintf(per_device, sizeof per_device, "%zu to %zu", least, most);
+    dpn_note("batch     %zu global, %s per device, %llu shard(s) | %zu steps per epoch (last one %zu)",
+             run->batch, per_device, (unsigned long long)run->shards, run->sampler.steps,
              dpn_sampler_step_samples(&run->sampler, run->sampler.steps - 1));
 }
 
@@ -44,8 +44,8 @@ static void text_promise(const struct dpn_run *run)
     const struct dpn_reducer_class *r = run->reducer_class;
     int exact = (r->flags & DPN_REDUCE_EXACT_TREE) != 0;
     dpn_note("mode      %s | reducer %s (%s), %zu bucket(s)%s", run->mode->name, r->name,
-             strcmp(run->config->reducer, "auto") ? "as asked" : "best that serves this group", run->plan.n_buckets,
-             run->config->check_reduce ? ", checked" : "");
+             strcmp(run->config->reducer, "auto") ? "as asked" : "best that serves this group",
+             run->plan.n_buckets, run->config->check_reduce ? ", checked" : "");
     dpn_note("promise   %s", exact ? "same bits for these shards on any number of devices, in both modes"
                                    : "same bits from run to run at most");
 }
@@ -66,10 +66,8 @@ static void text_options(const struct dpn_run *run)
             dpn_note("%s", line);
             strcpy(line, "         ");
         }
-        if (strlen(line) + strlen(item) < sizeof line)
-            strcat(line, item);
-        else
-            dpn_note("         %s", item);
+        if (strlen(line) + strlen(item) < sizeof line) strcat(line, item);
+        else dpn_note("         %s", item);
     }
     if (strspn(line, " ") < strlen(line)) dpn_note("%s", line);
 }
@@ -87,7 +85,8 @@ void dpn_report_start(struct dpn_run *run)
         dpn_note("optimizer %s | lr %g%s | %d state slot(s)", run->optimizer->name, run->schedule.base_lr,
                  run->config->scale_lr ? " (scaled by the number of devices)" : "", run->n_slots);
         if (run->config->clip_norm > 0)
-            dpn_note("          gradient norm clipped at %g: this takes the reducer's plain path", run->config->clip_norm);
+            dpn_note("          gradient norm clipped at %g: this takes the reducer's plain path",
+                     run->config->clip_norm);
     }
     text_options(run);
     if (run->resume)
@@ -101,23 +100,27 @@ void dpn_report_closing(struct dpn_run *run, const double *phases, double total)
     double sum = 0.0;
     for (int p = 0; p < DPN_N_PHASES; p++) sum += phases[p];
     dpn_note("time      %.2f s in all | start to first step %.0f ms, of which reading data %.0f ms", total,
-             t->steps ? (double)(t->first_step_ns - run->start_ns) * 1e-6 : total * 1e3, (double)run->data.read_ns * 1e-6);
+             t->steps ? (double)(t->first_step_ns - run->start_ns) * 1e-6 : total * 1e3,
+             (double)run->data.read_ns * 1e-6);
     if (t->timed_ns)
-        dpn_note("rate      %.0f img/s, %.1f steps/s over %llu steps (first %d steps, evaluation and saving not counted)",
+        dpn_note("rate      %.0f img/s, %.1f steps/s over %llu steps (first %d steps, evaluation and saving "
+                 "not counted)",
                  (double)t->timed_samples / ((double)t->timed_ns * 1e-9),
                  (double)t->timed_steps / ((double)t->timed_ns * 1e-9), (unsigned long long)t->timed_steps,
                  DPN_WARMUP_STEPS);
     dpn_note("breakdown of a device's time, mean over devices:");
     for (int p = 0; p < DPN_N_PHASES; p++)
-        dpn_note("  %-9s %8.3f s %5.1f %%%s", dpn_phase_names[p], phases[p], sum > 0 ? 100.0 * phases[p] / sum : 0.0,
-                 p == DPN_PHASE_REDUCE ? "  (exposed)" : p == DPN_PHASE_WAIT ? "  (for the slowest device)" : "");
+        dpn_note("  %-9s %8.3f s %5.1f %%%s", dpn_phase_names[p], phases[p],
+                 sum > 0 ? 100.0 * phases[p] / sum : 0.0,
+                 p == DPN_PHASE_REDUCE ? "  (exposed)"
+                 : p == DPN_PHASE_WAIT ? "  (for the slowest device)"
+                                       : "");
     if (run->record.best_accuracy >= 0) dpn_note("best      accuracy %.4f", run->record.best_accuracy);
     if (run->config->target_accuracy > 0) {
         if (t->target_ns)
             dpn_note("target    accuracy %g reached after %.2f s", run->config->target_accuracy,
                      (double)(t->target_ns - run->start_ns) * 1e-9);
-        else
-            dpn_note("target    accuracy %g not reached", run->config->target_accuracy);
+        else dpn_note("target    accuracy %g not reached", run->config->target_accuracy);
     }
     dpn_note("memory    %.1f MiB at most", (double)dpn_peak_rss_bytes() / (1024.0 * 1024.0));
 }

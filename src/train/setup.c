@@ -1,5 +1,5 @@
-/* Everything before the device threads start, cheap checks first: options, devices, data, model, weights, and only then the output
- * folder and the log, so that a run that is refused leaves nothing behind.
+/* Everything before the device threads start, cheap checks first: options, devices, data, model, weights, and
+ * only then the output folder and the log, so that a run that is refused leaves nothing behind.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,8 @@ static enum dpn_status setup_save_every(struct dpn_run *run)
     if (length >= sizeof digits) return dpn_fail(DPN_ERR_USAGE, "--save-every '%s' is too long", text);
     memcpy(digits, text, length + 1);
     if (steps) digits[length - 1] = '\0';
-    return dpn_parse_u64("--save-every", digits, 0, UINT64_MAX >> 2, steps ? &run->save_steps : &run->save_epochs);
+    return dpn_parse_u64("--save-every", digits, 0, UINT64_MAX >> 2,
+                         steps ? &run->save_steps : &run->save_epochs);
 }
 
 static enum dpn_status setup_check_options(struct dpn_run *run)
@@ -38,9 +39,11 @@ static enum dpn_status setup_check_options(struct dpn_run *run)
     if (c->batch_per_device && dpn_option_given(c, "batch") && dpn_option_given(c, "batch-per-device"))
         return dpn_fail(DPN_ERR_USAGE, "--batch and --batch-per-device cannot both be given");
     if (c->scale_lr && !c->batch_per_device)
-        return dpn_fail(DPN_ERR_USAGE, "--scale-lr needs --batch-per-device (a global --batch needs no scaling)");
+        return dpn_fail(DPN_ERR_USAGE,
+                        "--scale-lr needs --batch-per-device (a global --batch needs no scaling)");
     if (*c->resume && *c->init) return dpn_fail(DPN_ERR_USAGE, "--resume and --init cannot both be given");
-    if (*c->resume && c->overwrite) return dpn_fail(DPN_ERR_USAGE, "--resume and --overwrite cannot both be given");
+    if (*c->resume && c->overwrite)
+        return dpn_fail(DPN_ERR_USAGE, "--resume and --overwrite cannot both be given");
     if (!strcmp(c->resume, setup_auto) && !*c->out)
         return dpn_fail(DPN_ERR_USAGE, "--resume 'auto' needs --out (the folder to look in)");
     if (*c->milestones && strcmp(c->schedule, "step"))
@@ -55,15 +58,17 @@ static enum dpn_status setup_check_options(struct dpn_run *run)
 static enum dpn_status setup_devices(struct dpn_run *run)
 {
     const struct dpn_config *c = run->config;
-    struct dpn_device_request request = {
-        .smt = c->smt, .oversubscribe = c->oversubscribe, .threads_per_device = (size_t)c->threads_per_device};
+    struct dpn_device_request request = {.smt = c->smt,
+                                         .oversubscribe = c->oversubscribe,
+                                         .threads_per_device = (size_t)c->threads_per_device};
     DPN_TRY(dpn_kernels_select(c->isa, &run->kernels));
     DPN_TRY(dpn_unit_kind_parse(c->cpu_unit, &request.unit));
     DPN_TRY(dpn_topo_open(&run->topo, NULL, NULL));
     DPN_TRY(dpn_device_group_open(&run->group, run->topo, c->kind, c->devices, &request, run->kernels));
-    if (strcmp(c->blas, "own")) {
+    /* `auto` is our own GEMM: measured faster on every shape of these models (docs/RESULTS.md). */
+    if (!strcmp(c->blas, "openblas")) {
         dpn_blas_load(run->kernels, &run->kernels, &run->blas);
-        if (!strcmp(c->blas, "openblas") && !run->blas.loaded)
+        if (!run->blas.loaded)
             return dpn_fail(DPN_ERR_USAGE, "--blas 'openblas' cannot be had: %s", run->blas.why);
         for (size_t i = 0; i < run->group.n; i++) run->group.devices[i].kernels = run->kernels;
     }
@@ -73,7 +78,8 @@ static enum dpn_status setup_devices(struct dpn_run *run)
 
 /* ---- data, batch, shards ---- */
 
-/* All devices read the samples, so their pages are spread over the NUMA nodes. A hint: failing is a remark only. */
+/* All devices read the samples, so their pages are spread over the NUMA nodes. A hint: failing is a remark
+ * only. */
 static void setup_interleave(struct dpn_run *run, const struct dpn_samples *samples)
 {
     size_t bytes = samples->n * run->data.sample_elems * (samples->u8 ? sizeof(uint8_t) : sizeof(float));
@@ -87,7 +93,9 @@ static void setup_interleave(struct dpn_run *run, const struct dpn_samples *samp
 static enum dpn_status setup_data(struct dpn_run *run)
 {
     const struct dpn_config *c = run->config;
-    struct dpn_dataset_request request = {.spec = c->data, .data_root = c->data_root, .normalize = c->normalize};
+    struct dpn_dataset_request request = {.spec = c->data,
+                                          .data_root = c->data_root,
+                                          .normalize = c->normalize};
     DPN_TRY(dpn_dataset_open(&request, &run->data));
     setup_interleave(run, &run->data.train);
     setup_interleave(run, &run->data.test);
@@ -141,13 +149,20 @@ static enum dpn_status setup_schedule(struct dpn_run *run)
     double scale = c->scale_lr ? (double)run->group.n : 1.0;
     uint64_t per_epoch = run->sampler.steps;
     if (isnan(c->lr)) c->lr = run->optimizer->default_lr;
-    run->settings = (struct dpn_optimizer_settings){.lr = c->lr * scale, .momentum = c->momentum,
-                                                    .weight_decay = c->weight_decay, .beta1 = c->beta1,
-                                                    .beta2 = c->beta2, .eps = c->eps, .nesterov = c->nesterov};
+    run->settings = (struct dpn_optimizer_settings){.lr = c->lr * scale,
+                                                    .momentum = c->momentum,
+                                                    .weight_decay = c->weight_decay,
+                                                    .beta1 = c->beta1,
+                                                    .beta2 = c->beta2,
+                                                    .eps = c->eps,
+                                                    .nesterov = c->nesterov};
     DPN_TRY(run->optimizer->check(&run->settings));
     run->n_slots = run->optimizer->n_slots(&run->settings);
-    run->schedule = (struct dpn_schedule){.base_lr = c->lr * scale, .gamma = c->gamma, .min_lr = c->min_lr,
-                                          .warmup_epochs = c->warmup_epochs, .steps_per_epoch = per_epoch,
+    run->schedule = (struct dpn_schedule){.base_lr = c->lr * scale,
+                                          .gamma = c->gamma,
+                                          .min_lr = c->min_lr,
+                                          .warmup_epochs = c->warmup_epochs,
+                                          .steps_per_epoch = per_epoch,
                                           .total_steps = c->epochs * per_epoch};
     if (!strcmp(c->schedule, "cosine")) run->schedule.kind = DPN_SCHEDULE_COSINE;
     if (!strcmp(c->schedule, "step")) {
@@ -171,8 +186,10 @@ static enum dpn_status setup_reducer(struct dpn_run *run)
     struct dpn_reduce_group *group = &run->reduce_group;
     DPN_TRY(dpn_calloc(&run->reduce_nodes, run->group.n, sizeof(int), "reducer group"));
     for (size_t m = 0; m < run->group.n; m++) run->reduce_nodes[m] = run->group.devices[m].node;
-    *group = (struct dpn_reduce_group){.n = (int)run->group.n, .node = run->reduce_nodes,
-                                       .oversubscribed = run->group.oversubscribed, .abort = &run->group.abort,
+    *group = (struct dpn_reduce_group){.n = (int)run->group.n,
+                                       .node = run->reduce_nodes,
+                                       .oversubscribed = run->group.oversubscribed,
+                                       .abort = &run->group.abort,
                                        .kernels = run->kernels};
     for (size_t i = 0; dpn_mode_classes[i]; i++)
         if (!strcmp(dpn_mode_classes[i]->name, c->mode)) run->mode = dpn_mode_classes[i];
@@ -197,18 +214,22 @@ static enum dpn_status setup_start_arena(const struct dpn_run *run, float **aren
 
 static enum dpn_status setup_resume(struct dpn_run *run)
 {
-    struct dpn_checkpoint_arenas arenas = {.n_slots = run->n_slots, .slot_names = run->optimizer->slots,
+    struct dpn_checkpoint_arenas arenas = {.n_slots = run->n_slots,
+                                           .slot_names = run->optimizer->slots,
                                            .slots = run->start_state};
     const struct dpn_samples *train = &run->data.train;
     DPN_TRY(setup_start_arena(run, &run->start_params));
     for (int i = 0; i < run->n_slots; i++) DPN_TRY(setup_start_arena(run, &run->start_state[i]));
     arenas.params = run->start_params;
     if (run->record.data_samples != train->n || run->record.data_crc != train->crc)
-        return dpn_fail(DPN_ERR_INPUT, "--resume '%s' was trained on other data (%llu samples, checksum %08x; here %zu, %08x)",
-                        dpn_checkpoint_path(run->resume), (unsigned long long)run->record.data_samples,
-                        run->record.data_crc, train->n, train->crc);
+        return dpn_fail(
+            DPN_ERR_INPUT,
+            "--resume '%s' was trained on other data (%llu samples, checksum %08x; here %zu, %08x)",
+            dpn_checkpoint_path(run->resume), (unsigned long long)run->record.data_samples,
+            run->record.data_crc, train->n, train->crc);
     if (run->config->batch_per_device && run->record.devices != run->group.n)
-        return dpn_fail(DPN_ERR_USAGE, "--batch-per-device '%llu' on %zu devices is another batch than on the %llu of '%s'",
+        return dpn_fail(DPN_ERR_USAGE,
+                        "--batch-per-device '%llu' on %zu devices is another batch than on the %llu of '%s'",
                         (unsigned long long)run->config->batch_per_device, run->group.n,
                         (unsigned long long)run->record.devices, dpn_checkpoint_path(run->resume));
     if (run->record.step_in_epoch >= run->sampler.steps)
@@ -251,9 +272,10 @@ static enum dpn_status setup_log(struct dpn_run *run)
 
 static int setup_nothing_to_do(struct dpn_run *run)
 {
-    if (!run->resume || (run->record.epoch < run->end_epoch && run->record.global_step < run->end_step)) return 0;
-    dpn_note("already at epoch %llu (step %llu), target %llu, nothing to do", (unsigned long long)run->record.epoch,
-             (unsigned long long)run->record.global_step,
+    if (!run->resume || (run->record.epoch < run->end_epoch && run->record.global_step < run->end_step))
+        return 0;
+    dpn_note("already at epoch %llu (step %llu), target %llu, nothing to do",
+             (unsigned long long)run->record.epoch, (unsigned long long)run->record.global_step,
              (unsigned long long)(run->record.epoch >= run->end_epoch ? run->end_epoch : run->end_step));
     return 1;
 }
@@ -270,8 +292,8 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
     DPN_TRY(dpn_optimizer_find(config->optimizer, &run->optimizer));
     DPN_TRY(setup_data(run));
     DPN_TRY(setup_batch(run));
-    DPN_TRY(dpn_model_open(config->model, run->data.channels, run->data.height, run->data.width, run->data.classes,
-                           &run->model));
+    DPN_TRY(dpn_model_open(config->model, run->data.channels, run->data.height, run->data.width,
+                           run->data.classes, &run->model));
     DPN_TRY(setup_schedule(run));
     DPN_TRY(setup_reducer(run));
     DPN_TRY(setup_weights(run));
@@ -283,12 +305,13 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
         return DPN_OK;
     }
     if (run->resume && run->record.devices != run->group.n)
-        dpn_note("note: the checkpoint was written by %llu device(s), this run has %zu: same shards, same numbers",
-                 (unsigned long long)run->record.devices, run->group.n);
+        dpn_note(
+            "note: the checkpoint was written by %llu device(s), this run has %zu: same shards, same numbers",
+            (unsigned long long)run->record.devices, run->group.n);
     run->record.devices = run->group.n;
     if (training && *config->out)
-        DPN_TRY(dpn_checkpoint_dir_open(config->out, config->overwrite, run->resume && setup_resumes_in_out(run),
-                                        config->keep, &run->out));
+        DPN_TRY(dpn_checkpoint_dir_open(config->out, config->overwrite,
+                                        run->resume && setup_resumes_in_out(run), config->keep, &run->out));
     return setup_log(run);
 }
 

@@ -1,7 +1,9 @@
-/* What every device thread does: open its replica, take part in every step, meet the others where something is decided.
+/* What every device thread does: open its replica, take part in every step, meet the others where something
+ * is decided.
  *
- * All members run the same loop over the same numbers, so they make the same reducer calls in the same order. Only device 0 decides (a
- * signal, a target reached): for a step it says so before it starts the step's first bucket, elsewhere between two barriers.
+ * All members run the same loop over the same numbers, so they make the same reducer calls in the same order.
+ * Only device 0 decides (a signal, a target reached): for a step it says so before it starts the step's first
+ * bucket, elsewhere between two barriers.
  */
 #include "train/trainer.h"
 
@@ -14,8 +16,8 @@
 #include "core/log.h"
 #include "core/memory.h"
 
-const char *const dpn_phase_names[DPN_N_PHASES] = {"input", "forward", "backward", "reduce", "wait",
-                                                   "update", "eval", "save", "other"};
+const char *const dpn_phase_names[DPN_N_PHASES] = {"input",  "forward", "backward", "reduce", "wait",
+                                                   "update", "eval",    "save",     "other"};
 
 void dpn_phase_end(struct dpn_replica *replica, enum dpn_phase phase)
 {
@@ -24,7 +26,8 @@ void dpn_phase_end(struct dpn_replica *replica, enum dpn_phase phase)
     replica->mark_ns = now;
 }
 
-float dpn_loss_scale(const struct dpn_run *run, const struct dpn_replica *replica, const struct dpn_step *step)
+float dpn_loss_scale(const struct dpn_run *run, const struct dpn_replica *replica,
+                     const struct dpn_step *step)
 {
     if (!run->grad_sum) return (float)(1.0 / (double)step->samples);
     size_t first, rows, unused;
@@ -50,7 +53,8 @@ static enum dpn_status trainer_alloc(const struct dpn_run *run, struct dpn_repli
 {
     size_t bytes = run->model->arena_elems * sizeof(float);
     DPN_TRY(run->group.cls->alloc(replica->device, arena, bytes, what));
-    memset(*arena, 0, bytes); /* the first touch places the pages: here, by the bound thread that will use them */
+    memset(*arena, 0,
+           bytes); /* the first touch places the pages: here, by the bound thread that will use them */
     return DPN_OK;
 }
 
@@ -65,7 +69,8 @@ static size_t trainer_stack_size(const struct dpn_run *run, const struct dpn_rep
     return a > b ? a : b;
 }
 
-/* The devices of a node share one arena for the reduced gradient: it is written once and read by each. Its first device owns it. */
+/* The devices of a node share one arena for the reduced gradient: it is written once and read by each. Its
+ * first device owns it. */
 static struct dpn_replica *trainer_node_leader(const struct dpn_run *run, const struct dpn_replica *replica)
 {
     for (size_t m = 0; m < run->group.n; m++)
@@ -85,24 +90,22 @@ static enum dpn_status trainer_open_training(struct dpn_run *run, struct dpn_rep
     for (int i = 0; keeps_state && i < run->n_slots; i++)
         DPN_TRY(trainer_alloc(run, replica, &replica->state[i], "optimizer state"));
     if (run->config->clip_norm > 0)
-        DPN_TRY(dpn_calloc(&replica->norm_parts, dpn_update_norm_parts(run->model->arena_elems), sizeof(double),
-                           "gradient norm"));
-    if (run->group.n == 1)
-        replica->result = replica->stack[0];
+        DPN_TRY(dpn_calloc(&replica->norm_parts, dpn_update_norm_parts(run->model->arena_elems),
+                           sizeof(double), "gradient norm"));
+    if (run->group.n == 1) replica->result = replica->stack[0];
     else if (trainer_node_leader(run, replica) == replica)
         DPN_TRY(trainer_alloc(run, replica, &replica->result, "reduced gradient"));
     return run->mode->open ? run->mode->open(run, replica) : DPN_OK;
 }
 
-/* Start weights: from a file read at set-up, or by seed on device 0, then to all. Optimizer state likewise. */
+/* Start weights: from a file read at set-up, or by seed on device 0, then to all. Optimizer state likewise.
+ */
 static enum dpn_status trainer_start_weights(struct dpn_run *run, struct dpn_replica *replica)
 {
     size_t elems = run->model->arena_elems;
     if (replica->member == 0) {
-        if (run->start_params)
-            memcpy(replica->params, run->start_params, elems * sizeof(float));
-        else
-            dpn_model_init(run->model, run->config->seed, replica->params);
+        if (run->start_params) memcpy(replica->params, run->start_params, elems * sizeof(float));
+        else dpn_model_init(run->model, run->config->seed, replica->params);
         for (int i = 0; i < run->n_slots; i++)
             if (run->start_state[i]) memcpy(replica->state[i], run->start_state[i], elems * sizeof(float));
     }
@@ -119,11 +122,13 @@ static enum dpn_status trainer_open(struct dpn_run *run, struct dpn_replica *rep
     size_t rows = run->max_rows;
     replica->mark_ns = dpn_now_ns();
     if (run->data.test.n > 0 && rows < DPN_EVAL_CHUNK)
-        rows = run->data.test.n < DPN_EVAL_CHUNK && run->data.test.n > rows ? run->data.test.n : DPN_EVAL_CHUNK;
+        rows = run->data.test.n < DPN_EVAL_CHUNK && run->data.test.n > rows ? run->data.test.n
+                                                                            : DPN_EVAL_CHUNK;
     replica->exec_bytes = dpn_exec_bytes(run->model, rows, run->training);
-    DPN_TRY(run->group.cls->alloc(replica->device, &replica->exec_memory, replica->exec_bytes, "activations"));
-    DPN_TRY(dpn_exec_open(&replica->exec, run->model, run->kernels, replica->device->team, rows, run->training,
-                          replica->exec_memory));
+    DPN_TRY(
+        run->group.cls->alloc(replica->device, &replica->exec_memory, replica->exec_bytes, "activations"));
+    DPN_TRY(dpn_exec_open(&replica->exec, run->model, run->kernels, replica->device->team, rows,
+                          run->training, replica->exec_memory));
     DPN_TRY(trainer_alloc(run, replica, &replica->params, "parameters"));
     replica->exec.params = replica->params;
     if (run->training) DPN_TRY(trainer_open_training(run, replica));
@@ -171,7 +176,8 @@ static struct dpn_step trainer_make_step(const struct dpn_run *run, const struct
 }
 
 /* Every member computes the same loss from the same shard losses, so all reach the same verdict. */
-static enum dpn_status trainer_check_loss(const struct dpn_run *run, const struct dpn_step *step, double *loss)
+static enum dpn_status trainer_check_loss(const struct dpn_run *run, const struct dpn_step *step,
+                                          double *loss)
 {
     const double *losses = run->shard_loss[step->global & 1];
     *loss = dpn_tree_sum(losses, step->leaves) / (double)step->samples;
@@ -179,21 +185,31 @@ static enum dpn_status trainer_check_loss(const struct dpn_run *run, const struc
     uint64_t shard = 0;
     while (shard + 1 < step->leaves && isfinite(losses[shard])) shard++;
     size_t owner = 0;
-    while (owner + 1 < run->group.n && run->replicas[owner].first_shard + run->replicas[owner].n_shards <= shard) owner++;
-    return dpn_fail(DPN_ERR_NUMERIC, "the loss is not finite at step %llu (epoch %llu), first on device %zu (shard %llu)",
+    while (owner + 1 < run->group.n &&
+           run->replicas[owner].first_shard + run->replicas[owner].n_shards <= shard)
+        owner++;
+    return dpn_fail(DPN_ERR_NUMERIC,
+                    "the loss is not finite at step %llu (epoch %llu), first on device %zu (shard %llu)",
                     (unsigned long long)step->global, (unsigned long long)step->epoch + 1, owner,
                     (unsigned long long)shard);
 }
 
 /* Device 0, after a step. */
-static enum dpn_status trainer_count(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                                     double loss, struct trainer_place *place)
+static enum dpn_status trainer_count(struct dpn_run *run, struct dpn_replica *replica,
+                                     const struct dpn_step *step, double loss, struct trainer_place *place)
 {
     struct dpn_totals *totals = &run->totals;
     run->record.global_step = step->global + 1;
     run->record.step_in_epoch = step->in_epoch + 1;
     run->record.samples += step->samples;
     run->record.epoch_loss_sum += loss * (double)step->samples;
+    if (step->in_epoch + 1 == run->sampler.steps) {
+        /* From here on a checkpoint is one between epochs. */
+        run->epoch_loss_sum = run->record.epoch_loss_sum;
+        run->record.epoch_loss_sum = 0.0;
+        run->record.epoch = step->epoch + 1;
+        run->record.step_in_epoch = 0;
+    }
     run->saved = 0;
     totals->last_loss = loss;
     totals->samples += step->samples;
@@ -230,7 +246,8 @@ static void trainer_segment_begin(struct dpn_run *run, struct trainer_place *pla
 
 static enum dpn_status trainer_save(struct dpn_run *run, struct dpn_replica *replica, int best)
 {
-    struct dpn_checkpoint_arenas arenas = {replica->params, run->n_slots, run->optimizer->slots, replica->state};
+    struct dpn_checkpoint_arenas arenas = {replica->params, run->n_slots, run->optimizer->slots,
+                                           replica->state};
     enum dpn_status status;
     if (run->saved && !best) return DPN_OK;
     status = dpn_checkpoint_save(run->out, run->model, run->config, &run->record, &arenas, best);
@@ -239,7 +256,8 @@ static enum dpn_status trainer_save(struct dpn_run *run, struct dpn_replica *rep
     return status;
 }
 
-static enum dpn_status trainer_steps(struct dpn_run *run, struct dpn_replica *replica, struct trainer_place *place)
+static enum dpn_status trainer_steps(struct dpn_run *run, struct dpn_replica *replica,
+                                     struct trainer_place *place)
 {
     int leader = replica->member == 0;
     place->segment_ns = dpn_now_ns();
@@ -272,7 +290,8 @@ static enum dpn_status trainer_steps(struct dpn_run *run, struct dpn_replica *re
 
 /* ---- between epochs ---- */
 
-static enum dpn_status trainer_accuracy(struct dpn_run *run, uint64_t epoch, double loss, double accuracy, int *best)
+static enum dpn_status trainer_accuracy(struct dpn_run *run, uint64_t epoch, double loss, double accuracy,
+                                        int *best)
 {
     DPN_TRY(dpn_report_eval(run, epoch, loss, accuracy));
     run->totals.last_accuracy = accuracy;
@@ -286,8 +305,8 @@ static enum dpn_status trainer_accuracy(struct dpn_run *run, uint64_t epoch, dou
 }
 
 /* Device 0: what happens at the end of an epoch, or of training inside one. */
-static enum dpn_status trainer_decide(struct dpn_run *run, struct dpn_replica *replica, const struct trainer_place *place,
-                                      int best)
+static enum dpn_status trainer_decide(struct dpn_run *run, struct dpn_replica *replica,
+                                      const struct trainer_place *place, int best)
 {
     int signal = dpn_progress_signal(run->progress);
     if (place->global >= run->end_step || place->epoch >= run->end_epoch || signal) run->finished = 1;
@@ -301,7 +320,8 @@ static enum dpn_status trainer_decide(struct dpn_run *run, struct dpn_replica *r
     return DPN_OK;
 }
 
-static enum dpn_status trainer_boundary(struct dpn_run *run, struct dpn_replica *replica, struct trainer_place *place)
+static enum dpn_status trainer_boundary(struct dpn_run *run, struct dpn_replica *replica,
+                                        struct trainer_place *place)
 {
     int leader = replica->member == 0, best = 0;
     uint64_t ended = place->epoch; /* the epoch these steps belong to */
@@ -317,10 +337,7 @@ static enum dpn_status trainer_boundary(struct dpn_run *run, struct dpn_replica 
         double seconds = (double)(dpn_now_ns() - place->segment_ns) * 1e-9;
         double samples = (double)run->batch * (double)(run->sampler.steps - 1) +
                          (double)dpn_sampler_step_samples(&run->sampler, run->sampler.steps - 1);
-        DPN_TRY(dpn_report_epoch(run, ended, run->record.epoch_loss_sum / samples, place->segment_samples, seconds));
-        run->record.epoch = place->epoch;
-        run->record.step_in_epoch = 0;
-        run->record.epoch_loss_sum = 0.0;
+        DPN_TRY(dpn_report_epoch(run, ended, run->epoch_loss_sum / samples, place->segment_samples, seconds));
     }
     if (evaluate) {
         double loss = 0.0, accuracy = 0.0;
@@ -347,7 +364,8 @@ static enum dpn_status trainer_evaluate_only(struct dpn_run *run, struct dpn_rep
 
 static enum dpn_status trainer_run(struct dpn_run *run, struct dpn_replica *replica)
 {
-    struct trainer_place place = {.epoch = run->record.epoch, .global = run->record.global_step,
+    struct trainer_place place = {.epoch = run->record.epoch,
+                                  .global = run->record.global_step,
                                   .in_epoch = (size_t)run->record.step_in_epoch};
     DPN_TRY(trainer_open(run, replica));
     if (replica->member == 0) {
@@ -374,8 +392,8 @@ enum dpn_status dpn_trainer_body(void *arg, struct dpn_device *device)
     replica->device = device;
     enum dpn_status status = trainer_run(run, replica);
     if (status != DPN_OK) dpn_abort_raise(&run->group.abort, status);
-    /* Others may still read this replica's buffers: all leave before any are freed. An abort does not wait here,
-     * because every member gets here by itself, so the barrier is complete in any case. */
+    /* Others may still read this replica's buffers: all leave before any are freed. An abort does not wait
+     * here, because every member gets here by itself, so the barrier is complete in any case. */
     enum dpn_status left = dpn_barrier_wait(&run->leaving, NULL);
     assert(left == DPN_OK);
     (void)left;

@@ -1,10 +1,10 @@
 /* The training engine: one run on the devices of this rank.
  *
- * Life of a run: cmd_train.c fills struct dpn_run (setup.c), every device thread executes dpn_trainer_body (trainer.c), which
- * calls the mode's step for every step, evaluates, and has device 0 save and log. Who may write what:
- *   struct dpn_run      set up before the device threads start; afterwards only device 0 writes, between barriers, or
- *                       before it starts the first bucket of a step (stop, read by all after they waited for that step)
- *   struct dpn_replica  its own device's thread; shard_loss entries by the owner of the shard
+ * Life of a run: cmd_train.c fills struct dpn_run (setup.c), every device thread executes dpn_trainer_body
+ * (trainer.c), which calls the mode's step for every step, evaluates, and has device 0 save and log. Who may
+ * write what: struct dpn_run      set up before the device threads start; afterwards only device 0 writes,
+ * between barriers, or before it starts the first bucket of a step (stop, read by all after they waited for
+ * that step) struct dpn_replica  its own device's thread; shard_loss entries by the owner of the shard
  */
 #ifndef DPN_TRAIN_TRAINER_H
 #define DPN_TRAIN_TRAINER_H
@@ -42,11 +42,11 @@ extern const char *const dpn_phase_names[DPN_N_PHASES];
 
 /* One step, the same on every member. */
 struct dpn_step {
-    uint64_t global;      /* number since the start of training */
+    uint64_t global; /* number since the start of training */
     uint64_t epoch;
     size_t in_epoch;
-    size_t samples;       /* of the whole batch */
-    uint64_t leaves;      /* shards that hold a sample */
+    size_t samples;  /* of the whole batch */
+    uint64_t leaves; /* shards that hold a sample */
     double lr;
 };
 
@@ -69,12 +69,12 @@ struct dpn_replica {
     /* Partial sums of this step, a stack: the binary counter of DESIGN section 4 (accumulate.c). */
     float *stack[DPN_MAX_STACK];
     size_t stack_size, depth;
-    float *result;          /* arena of the reduced gradient; stack[0] where nobody else is there */
-    uint64_t end_shard;     /* this step's present shards are first_shard .. end_shard-1 */
-    size_t next_bucket;     /* first bucket of this step not yet started */
-    double *norm_parts;     /* for --clip-norm; NULL without */
+    float *result;      /* arena of the reduced gradient; stack[0] where nobody else is there */
+    uint64_t end_shard; /* this step's present shards are first_shard .. end_shard-1 */
+    size_t next_bucket; /* first bucket of this step not yet started */
+    double *norm_parts; /* for --clip-norm; NULL without */
     uint64_t phase_ns[DPN_N_PHASES];
-    uint64_t mark_ns;       /* when the current phase began */
+    uint64_t mark_ns; /* when the current phase began */
 };
 
 struct dpn_run;
@@ -88,7 +88,8 @@ struct dpn_mode_class {
     /* On every device thread, after its exec is open: extra buffers. May be NULL. */
     enum dpn_status (*open)(struct dpn_run *run, struct dpn_replica *replica);
     void (*close)(struct dpn_run *run, struct dpn_replica *replica);
-    /* One whole step: when it returns on a member, that member's part of the update is done. Stores shard losses. */
+    /* One whole step: when it returns on a member, that member's part of the update is done. Stores shard
+     * losses. */
     enum dpn_status (*step)(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step);
     /* Makes every replica's params current before evaluation. May be NULL. */
     enum dpn_status (*sync)(struct dpn_run *run, struct dpn_replica *replica);
@@ -98,10 +99,10 @@ extern const struct dpn_mode_class *const dpn_mode_classes[];
 
 /* Totals that device 0 keeps. */
 struct dpn_totals {
-    uint64_t steps, samples;                 /* of this process */
-    uint64_t first_step_ns;                  /* clock at the start of the first step */
+    uint64_t steps, samples;                       /* of this process */
+    uint64_t first_step_ns;                        /* clock at the start of the first step */
     uint64_t timed_steps, timed_samples, timed_ns; /* without warm-up steps, evaluation and saving */
-    uint64_t target_ns;                      /* clock when the target accuracy was reached, 0: not */
+    uint64_t target_ns;                            /* clock when the target accuracy was reached, 0: not */
     double last_loss, last_accuracy;
 };
 
@@ -131,18 +132,19 @@ struct dpn_run {
     struct dpn_bucket_plan plan;
     struct dpn_reducer *reducer;
 
-    size_t batch;   /* global */
+    size_t batch;    /* global */
     uint64_t shards; /* V */
     size_t max_rows; /* of one shard */
     int grad_sum;    /* --grad-op sum */
     int training;    /* 0: cmd_eval */
     struct dpn_replica *replicas;
-    float *start_params, *start_state[DPN_MAX_SLOTS]; /* from --init or --resume; NULL: by seed. Freed by device 0 */
-    double *shard_loss[2];             /* [V], by parity of the step */
-    int stop[2];                       /* by parity of the step: leave after it */
-    struct dpn_barrier barrier;        /* of all device threads */
-    struct dpn_barrier leaving;        /* the last one of a run; also reached after a failure */
-    void *mode_data;                   /* dp's root buffers */
+    float *start_params,
+        *start_state[DPN_MAX_SLOTS]; /* from --init or --resume; NULL: by seed. Freed by device 0 */
+    double *shard_loss[2];           /* [V], by parity of the step */
+    int stop[2];                     /* by parity of the step: leave after it */
+    struct dpn_barrier barrier;      /* of all device threads */
+    struct dpn_barrier leaving;      /* the last one of a run; also reached after a failure */
+    void *mode_data;                 /* dp's root buffers */
 
     /* evaluation */
     double *eval_loss;
@@ -151,6 +153,7 @@ struct dpn_run {
 
     /* progress through the data; device 0 */
     struct dpn_progress_record record;
+    double epoch_loss_sum;        /* of the epoch just completed */
     uint64_t end_epoch, end_step; /* where training ends: whichever comes first */
     int finished;
     enum dpn_status outcome;
@@ -174,14 +177,16 @@ void dpn_run_close(struct dpn_run *run);
 /* trainer.c: the body of every device thread. ARG: struct dpn_run. */
 enum dpn_status dpn_trainer_body(void *arg, struct dpn_device *device);
 
-/* evaluate.c: all members call; device 0 ends with the result in *LOSS (mean) and *ACCURACY; others leave them alone. Every sample of the test
- * set is counted once, in chunks of 256 whose results are added in ascending order. */
-enum dpn_status dpn_evaluate(struct dpn_run *run, struct dpn_replica *replica, double *loss, double *accuracy);
+/* evaluate.c: all members call; device 0 ends with the result in *LOSS (mean) and *ACCURACY; others leave
+ * them alone. Every sample of the test set is counted once, in chunks of 256 whose results are added in
+ * ascending order. */
+enum dpn_status dpn_evaluate(struct dpn_run *run, struct dpn_replica *replica, double *loss,
+                             double *accuracy);
 
-/* input.c: samples at positions FIRST .. FIRST+ROWS-1 of a step's batch, gathered and normalised into the exec's
- * input and labels by the device's team. */
-void dpn_input_batch(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step, size_t first,
-                     size_t rows, float *input, int32_t *labels);
+/* input.c: samples at positions FIRST .. FIRST+ROWS-1 of a step's batch, gathered and normalised into the
+ * exec's input and labels by the device's team. */
+void dpn_input_batch(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                     size_t first, size_t rows, float *input, int32_t *labels);
 /* Test samples FIRST .. FIRST+ROWS-1. */
 void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows);
 
@@ -193,37 +198,45 @@ uint64_t dpn_accumulate_begin(struct dpn_replica *replica, const struct dpn_step
 /* The member's present shard NUMBER (0, 1, ...). */
 struct dpn_shard dpn_accumulate_shard(const struct dpn_run *run, const struct dpn_replica *replica,
                                       const struct dpn_step *step, uint64_t number);
-/* Backward of the shard whose logits' gradient is set; its gradients join the partial sums. With the member's last present shard, buckets
- * are started as they get ready. OUT: arena for the reduced gradient, or NULL. */
-enum dpn_status dpn_accumulate_backward(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                                        struct dpn_shard shard, float *out);
+/* Backward of the shard whose logits' gradient is set; its gradients join the partial sums. With the member's
+ * last present shard, buckets are started as they get ready. OUT: arena for the reduced gradient, or NULL. */
+enum dpn_status dpn_accumulate_backward(struct dpn_run *run, struct dpn_replica *replica,
+                                        const struct dpn_step *step, struct dpn_shard shard, float *out);
 /* Starts the buckets not yet started (all, if the member has no present shard) and waits for the results. */
-enum dpn_status dpn_accumulate_finish(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                                      float *out);
+enum dpn_status dpn_accumulate_finish(struct dpn_run *run, struct dpn_replica *replica,
+                                      const struct dpn_step *step, float *out);
 
 /* update.c: clips and applies GRADS to the replica's params by its team. */
-void dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step, const float *grads);
+void dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                const float *grads);
 size_t dpn_update_norm_parts(size_t arena_elems); /* doubles in norm_parts */
 
-/* bucket.c: cuts an arena into buckets of about BUCKET_MB MiB (0: chosen from the arena's size), both ends small. *BUCKETS is malloc'd. */
-enum dpn_status dpn_bucket_plan_make(size_t arena_elems, double bucket_mb, struct dpn_bucket **buckets, size_t *n_buckets);
+/* bucket.c: cuts an arena into buckets of about BUCKET_MB MiB (0: chosen from the arena's size), both ends
+ * small. *BUCKETS is malloc'd. */
+enum dpn_status dpn_bucket_plan_make(size_t arena_elems, double bucket_mb, struct dpn_bucket **buckets,
+                                     size_t *n_buckets);
 
 /* Books the time since the last mark on PHASE. */
 void dpn_phase_end(struct dpn_replica *replica, enum dpn_phase phase);
 
-/* The loss gradient's scale for a shard of member MEMBER: 1/B, or 1/(samples of its member) with --grad-op sum. */
-float dpn_loss_scale(const struct dpn_run *run, const struct dpn_replica *replica, const struct dpn_step *step);
+/* The loss gradient's scale for a shard of member MEMBER: 1/B, or 1/(samples of its member) with --grad-op
+ * sum. */
+float dpn_loss_scale(const struct dpn_run *run, const struct dpn_replica *replica,
+                     const struct dpn_step *step);
 
 /* report.c: what a run says. All on device 0 or before it starts. */
 void dpn_report_start(struct dpn_run *run);
 enum dpn_status dpn_report_run_event(struct dpn_run *run);
 enum dpn_status dpn_report_step(struct dpn_run *run, const struct dpn_step *step, double loss);
-/* `tensors` events (--log-tensors N): gradient norms of the reduced gradient before clipping, parameter norms after the update. */
-int dpn_report_tensors_due(const struct dpn_run *run, const struct dpn_replica *replica, const struct dpn_step *step);
+/* `tensors` events (--log-tensors N): gradient norms of the reduced gradient before clipping, parameter norms
+ * after the update. */
+int dpn_report_tensors_due(const struct dpn_run *run, const struct dpn_replica *replica,
+                           const struct dpn_step *step);
 enum dpn_status dpn_report_gradients(struct dpn_run *run, const struct dpn_step *step, const float *grads);
 enum dpn_status dpn_report_tensors(struct dpn_run *run, const float *params);
 /* EPOCH is 0-based here and in the log; what a person reads counts from 1. */
-enum dpn_status dpn_report_epoch(struct dpn_run *run, uint64_t epoch, double loss, uint64_t samples, double seconds);
+enum dpn_status dpn_report_epoch(struct dpn_run *run, uint64_t epoch, double loss, uint64_t samples,
+                                 double seconds);
 enum dpn_status dpn_report_eval(struct dpn_run *run, uint64_t epoch, double loss, double accuracy);
 enum dpn_status dpn_report_summary(struct dpn_run *run);
 

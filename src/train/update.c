@@ -1,4 +1,5 @@
-/* The optimizer step of one replica, spread over its team; with --clip-norm as torch.nn.utils.clip_grad_norm_.
+/* The optimizer step of one replica, spread over its team; with --clip-norm as
+ * torch.nn.utils.clip_grad_norm_.
  */
 #include <math.h>
 
@@ -32,8 +33,8 @@ static void update_apply(void *arg, int thread, int size)
     size_t first, count = update_slice(job, thread, size, &first);
     if (count == 0) return;
     for (int i = 0; i < job->run->n_slots; i++) state[i] = job->replica->state[i] + first;
-    job->run->optimizer->update(&job->run->settings, job->run->kernels, job->step->lr, job->step->global + 1, count,
-                                job->replica->params + first, job->grads + first, state);
+    job->run->optimizer->update(&job->run->settings, job->run->kernels, job->step->lr, job->step->global + 1,
+                                count, job->replica->params + first, job->grads + first, state);
 }
 
 static void update_norm_part(void *arg, int thread, int size)
@@ -43,7 +44,8 @@ static void update_norm_part(void *arg, int thread, int size)
     size_t blocks = dpn_update_norm_parts(elems), first, count;
     dpn_split(blocks, (size_t)size, (size_t)thread, &first, &count);
     for (size_t b = first; b < first + count; b++) {
-        size_t at = b * UPDATE_NORM_BLOCK, n = elems - at < UPDATE_NORM_BLOCK ? elems - at : UPDATE_NORM_BLOCK;
+        size_t at = b * UPDATE_NORM_BLOCK,
+               n = elems - at < UPDATE_NORM_BLOCK ? elems - at : UPDATE_NORM_BLOCK;
         job->replica->norm_parts[b] = job->run->kernels->sum_squares(n, job->grads + at);
     }
 }
@@ -55,7 +57,8 @@ static void update_scale_part(void *arg, int thread, int size)
     job->run->kernels->f32_affine(count, job->grads + first, job->factor, 0.0f, job->scaled + first);
 }
 
-/* The reduced gradient may be shared with other devices, so the clipped one goes to a buffer of this replica's. */
+/* The reduced gradient may be shared with other devices, so the clipped one goes to a buffer of this
+ * replica's. */
 static void update_clip(struct dpn_run *run, struct dpn_replica *replica, struct update_job *job)
 {
     size_t blocks = dpn_update_norm_parts(run->model->arena_elems);
@@ -75,7 +78,8 @@ size_t dpn_update_norm_parts(size_t arena_elems)
     return (arena_elems + UPDATE_NORM_BLOCK - 1) / UPDATE_NORM_BLOCK;
 }
 
-void dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step, const float *grads)
+void dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                const float *grads)
 {
     struct update_job job = {run, replica, step, grads, NULL, 1.0f};
     if (run->config->clip_norm > 0) update_clip(run, replica, &job);

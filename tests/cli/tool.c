@@ -1,11 +1,11 @@
 /* What the black-box tests need beside dpnode itself: fixtures, and comparisons of its logs and weights.
  *
- *   tool idx DIR PART LABELS          IDX pair of all-zero 28x28 images; PART train|t10k; LABELS "0x7,1x6" or "0,1,10"
- *   tool zero-biases IN OUT           copies a weights file with every tensor called *bias set to 0
+ *   tool idx DIR PART LABELS          IDX pair of all-zero 28x28 images; PART train|t10k; LABELS "0x7,1x6" or
+ * "0,1,10" tool zero-biases IN OUT           copies a weights file with every tensor called *bias set to 0
  *   tool tensor FILE NAME             prints a tensor, a value a line
- *   tool reference CASE.json LOG TOL GRADTOL   compares a run's step losses and gradient norms with expected ones
- *   tool log-max LOG EVENT KEY        largest value of KEY over events EVENT
- *   tool log-last LOG EVENT KEY       last value of KEY over events EVENT, with all its digits
+ *   tool reference CASE.json LOG TOL GRADTOL   compares a run's step losses and gradient norms with expected
+ * ones tool log-max LOG EVENT KEY        largest value of KEY over events EVENT tool log-last LOG EVENT KEY
+ * last value of KEY over events EVENT, with all its digits
  */
 #include <fcntl.h>
 #include <jansson.h>
@@ -74,7 +74,8 @@ static const void *tool_zeroed(void *arg, size_t position)
     const struct dpn_st_tensor *tensor = &file->tensors[position];
     size_t length = strlen(tensor->name);
     static const uint8_t zeros[1 << 16];
-    if (length >= 4 && !strcmp(tensor->name + length - 4, "bias") && tensor->end - tensor->begin <= sizeof zeros)
+    if (length >= 4 && !strcmp(tensor->name + length - 4, "bias") &&
+        tensor->end - tensor->begin <= sizeof zeros)
         return zeros;
     return file->data + tensor->begin;
 }
@@ -91,7 +92,8 @@ static int tool_zero_biases(char **argv)
         sources[i] = (struct dpn_st_source){t->name, t->dtype, t->rank, t->shape, tool_zeroed};
     }
     int fd = open(argv[3], O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    if (fd < 0 || dpn_st_write(fd, argv[3], NULL, 0, sources, file->n_tensors, file, &crc) != DPN_OK || close(fd))
+    if (fd < 0 || dpn_st_write(fd, argv[3], NULL, 0, sources, file->n_tensors, file, &crc) != DPN_OK ||
+        close(fd))
         return tool_fail("cannot write", argv[3]);
     dpn_st_close(file);
     return 0;
@@ -175,7 +177,8 @@ static void tool_compare_line(void *arg, json_t *line)
     json_int_t step = json_integer_value(json_object_get(line, "step"));
     if (!strcmp(event, "step")) {
         json_t *want = json_array_get(json_object_get(compare->expected, "loss"), (size_t)step);
-        double error = tool_relative(json_number_value(json_object_get(line, "loss")), json_number_value(want));
+        double error = tool_relative(json_number_value(json_object_get(line, "loss")),
+                                     json_number_value(want));
         if (error > compare->worst) compare->worst = error;
         compare->losses++;
     } else if (!strcmp(event, "tensors") && step == 0) {
@@ -183,7 +186,8 @@ static void tool_compare_line(void *arg, json_t *line)
         json_t *want, *norms = json_object_get(line, "grad_norm");
         json_object_foreach(json_object_get(compare->expected, "grad_norm_step0"), name, want)
         {
-            double error = tool_relative(json_number_value(json_object_get(norms, name)), json_number_value(want));
+            double error = tool_relative(json_number_value(json_object_get(norms, name)),
+                                         json_number_value(want));
             if (error > compare->worst_gradient) compare->worst_gradient = error;
             compare->norms++;
         }
@@ -199,8 +203,8 @@ static int tool_reference(char **argv)
     size_t norms = json_object_size(json_object_get(compare.expected, "grad_norm_step0"));
     if (tool_each(argv[3], NULL, tool_compare_line, &compare)) return 1;
     json_decref(compare.expected);
-    printf("%zu of %zu losses, worst relative error %.2e; %zu of %zu gradient norms, %.2e\n", compare.losses, losses,
-           compare.worst, compare.norms, norms, compare.worst_gradient);
+    printf("%zu of %zu losses, worst relative error %.2e; %zu of %zu gradient norms, %.2e\n", compare.losses,
+           losses, compare.worst, compare.norms, norms, compare.worst_gradient);
     return !(compare.losses == losses && compare.norms == norms && compare.worst <= compare.tolerance &&
              compare.worst_gradient <= compare.gradient_tolerance);
 }

@@ -39,6 +39,7 @@ enum dpn_reduce_flags {
     DPN_REDUCE_EXACT_TREE = 1, /* adds siblings of the tree only: same bits as `ref` */
     DPN_REDUCE_HOST = 2,       /* serves members whose memory the CPU reads */
     DPN_REDUCE_CUDA = 4,
+    DPN_REDUCE_FUSED = 8, /* serves the group's update */
 };
 
 struct dpn_bucket {
@@ -57,12 +58,22 @@ struct dpn_segment {
     float *data;
 };
 
+/* Fused update: what to do with a finished piece of the sum instead of handing it out. In a step in which no
+ * member gives an `out`, the owner of a slice calls apply() with every piece of it while it is in cache; wait
+ * then means that all pieces have been applied, and what apply wrote is visible to all. Pieces are multiples
+ * of 16 floats, at FIRST in the arena; each float of it comes exactly once a step, from one member's thread. */
+struct dpn_reduce_update {
+    void (*apply)(void *arg, int member, size_t first, size_t elems, const float *sum);
+    void *arg;
+};
+
 struct dpn_reduce_group {
     int n;                             /* members, >= 1 */
     const int *node;                   /* NUMA node of each member */
     int oversubscribed;                /* members share CPUs */
     struct dpn_abort *abort;           /* never NULL */
     const struct dpn_kernels *kernels; /* tree_sum; NULL where the CPU cannot read the members' memory */
+    const struct dpn_reduce_update *update; /* NULL: none; else the reducer must have DPN_REDUCE_FUSED */
 };
 
 /* What a member has done since open, for reports and tests. */

@@ -90,17 +90,22 @@ static void ref_sum_bucket(struct ref *ref, size_t bucket, struct dpn_reduce_sta
 {
     struct dpn_reduce_terms *terms = &ref->terms;
     size_t elems = ref->plan->buckets[bucket].elems, bytes = elems * sizeof(float);
+    const struct dpn_reduce_update *update = ref->group->update;
     dpn_reduce_terms_gather(terms, &ref->table, bucket);
-    if (dpn_reduce_terms_done(terms)) return;
+    int fused = dpn_reduce_terms_fused(terms, ref->group);
+    if (!fused && dpn_reduce_terms_done(terms)) return;
 
     /* Through a block of its own, because an `out` may be a segment that is still to be read. */
     float block[DPN_REDUCE_BLOCK_ELEMS];
     for (size_t offset = 0; offset < elems; offset += DPN_REDUCE_BLOCK_ELEMS) {
         dpn_reduce_serial_sum(terms, offset, DPN_REDUCE_BLOCK_ELEMS, block);
         for (size_t i = 0; i < terms->n_outs; i++) memcpy(terms->outs[i] + offset, block, sizeof block);
+        if (fused)
+            update->apply(update->arg, 0, ref->plan->buckets[bucket].first + offset, DPN_REDUCE_BLOCK_ELEMS,
+                          block);
     }
     stats->bytes_read += terms->n_sources * bytes;
-    stats->bytes_written += terms->n_outs * bytes;
+    stats->bytes_written += (fused ? 1 : terms->n_outs) * bytes;
 }
 
 static enum dpn_status ref_wait(struct dpn_reducer *reducer, int member)
@@ -142,7 +147,7 @@ static void ref_stats(const struct dpn_reducer *reducer, int member, struct dpn_
 const struct dpn_reducer_class dpn_reducer_ref = {
     .name = "ref",
     .summary = "one member adds everything, serially: the truth, for tests",
-    .flags = DPN_REDUCE_EXACT_TREE | DPN_REDUCE_HOST,
+    .flags = DPN_REDUCE_EXACT_TREE | DPN_REDUCE_HOST | DPN_REDUCE_FUSED,
     .probe = ref_probe,
     .open = ref_open,
     .start = ref_start,

@@ -7,7 +7,8 @@
  * Steps: start notes the member's segments in its slot and adds 1 to the bucket's `arrived`. Once all have,
  *   each owner adds its slice in tree order, in chunks that stay in the first-level cache, writes every
  *   distinct `out` once, and adds 1 to `published`. wait returns when all owners of all buckets have.
- *   progress adds a bucket whose members have all arrived, and never waits.
+ *   progress adds a bucket whose members have all arrived, and never waits. Fused: chunks of the sum go to
+ *   the group's update instead of an `out`; `published` then says that they have been applied.
  * Bytes moved, per member of n with s segments and d distinct outs in all: s/n of the bucket read, d/n
  *   written.
  * Cost, per bucket: 2 contended atomic additions a member, about 4 cache lines' transfers in sequence, and (s
@@ -40,6 +41,7 @@ struct shm_bucket {
 };
 
 struct shm_member {
+    _Alignas(64) float sum[SHM_CHUNK_ELEMS]; /* of the fused path */
     _Alignas(64) uint32_t step; /* steps completed; a line of its own, written all the time by its member */
     size_t started, added;      /* buckets of this step */
     uint64_t mark_ns;           /* up to where this member's time is booked */
@@ -137,15 +139,44 @@ static void shm_copy_slice(struct shm_member *self, size_t first, size_t elems)
     }
 }
 
+/* Readies the terms for adding from float FIRST of the bucket on. */
+static void shm_program(struct dpn_reduce_terms *terms, size_t first)
+{
+    size_t depth = dpn_tree_program(terms->nodes, terms->n_sources, terms->leaves, terms->adds);
+    assert(depth == 1);
+    (void)depth;
+    for (size_t i = 0; i < terms->n_sources; i++) terms->sources[i] += first;
+}
+
+/* Nobody wants the sum itself: each chunk of it goes to the group's update while it is in cache. AT is where
+ * the slice begins in the arena. */
+static void shm_fuse_slice(struct shm_member *self, const struct dpn_reduce_group *group, int member,
+                           size_t first, size_t at, size_t elems)
+{
+    struct dpn_reduce_terms *terms = &self->terms;
+    size_t n = terms->n_sources;
+    shm_program(terms, first);
+    for (size_t done = 0; done < elems;) {
+        size_t chunk = elems - done < SHM_CHUNK_ELEMS ? elems - done : SHM_CHUNK_ELEMS;
+        const float *sum = terms->sources[0];
+        if (n > 1) {
+            group->kernels->tree_sum(chunk, n, terms->adds, terms->sources, self->sum);
+            sum = self->sum;
+        }
+        group->update->apply(group->update->arg, member, at + done, chunk, sum);
+        for (size_t i = 0; i < n; i++) terms->sources[i] += chunk;
+        done += chunk;
+    }
+    self->stats.bytes_read += n * elems * sizeof(float);
+    self->stats.bytes_written += elems * sizeof(float);
+}
+
 static void shm_add_slice(struct shm_member *self, const struct dpn_kernels *kernels, size_t first,
                           size_t elems)
 {
     struct dpn_reduce_terms *terms = &self->terms;
     size_t n = terms->n_sources;
-    size_t depth = dpn_tree_program(terms->nodes, n, terms->leaves, terms->adds);
-    assert(depth == 1);
-    (void)depth;
-    for (size_t i = 0; i < n; i++) terms->sources[i] += first;
+    shm_program(terms, first);
     for (size_t done = 0; done < elems;) {
         size_t chunk = elems - done < SHM_CHUNK_ELEMS ? elems - done : SHM_CHUNK_ELEMS;
         /* An `out` may be a segment: no chunk of it is written before all segments' chunks were read. */
@@ -168,7 +199,10 @@ static void shm_add_next(struct shm *shm, int member)
     shm_slice(shm, bucket, member, &first, &elems);
     if (elems == 0) return;
     dpn_reduce_terms_gather(&self->terms, &shm->table, bucket);
-    if (!dpn_reduce_terms_done(&self->terms)) {
+    if (dpn_reduce_terms_fused(&self->terms, shm->group)) {
+        shm_fuse_slice(self, shm->group, member, first, shm->plan->buckets[bucket].first + first, elems);
+        shm_book(self, &self->stats.work_ns);
+    } else if (!dpn_reduce_terms_done(&self->terms)) {
         if (self->terms.n_sources == 1) shm_copy_slice(self, first, elems);
         else shm_add_slice(self, shm->group->kernels, first, elems);
         shm_book(self, &self->stats.work_ns);
@@ -263,7 +297,7 @@ static void shm_stats(const struct dpn_reducer *reducer, int member, struct dpn_
 const struct dpn_reducer_class dpn_reducer_shm = {
     .name = "shm",
     .summary = "each member adds its slice of every bucket, straight from the others' memory",
-    .flags = DPN_REDUCE_EXACT_TREE | DPN_REDUCE_HOST,
+    .flags = DPN_REDUCE_EXACT_TREE | DPN_REDUCE_HOST | DPN_REDUCE_FUSED,
     .probe = shm_probe,
     .open = shm_open,
     .start = shm_start,

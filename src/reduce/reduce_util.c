@@ -104,6 +104,11 @@ int dpn_reduce_terms_done(const struct dpn_reduce_terms *terms)
            (terms->n_sources == 1 && terms->n_outs == 1 && terms->outs[0] == terms->sources[0]);
 }
 
+int dpn_reduce_terms_fused(const struct dpn_reduce_terms *terms, const struct dpn_reduce_group *group)
+{
+    return terms->n_outs == 0 && group->update != NULL;
+}
+
 struct util_walk {
     const struct dpn_reduce_terms *terms;
     size_t next; /* first source not yet used */

@@ -54,6 +54,9 @@ void dpn_reduce_terms_close(struct dpn_reduce_terms *terms); /* zeroed: nothing 
 /* From the table's slots of BUCKET; all members must have set theirs. */
 void dpn_reduce_terms_gather(struct dpn_reduce_terms *terms, const struct dpn_reduce_table *table,
                              size_t bucket);
+/* Whether the group's update takes the sum: there is one, and nobody gave an `out`. */
+int dpn_reduce_terms_fused(const struct dpn_reduce_terms *terms, const struct dpn_reduce_group *group);
+
 /* Whether the sum is one segment that lies in the only `out` already. */
 int dpn_reduce_terms_done(const struct dpn_reduce_terms *terms);
 

@@ -16,7 +16,11 @@ static enum dpn_status ddp_step(struct dpn_run *run, struct dpn_replica *replica
     struct dpn_exec *exec = &replica->exec;
     float scale = dpn_loss_scale(run, replica, step);
     uint64_t count = dpn_accumulate_begin(replica, step), correct;
+    /* Fused: nobody wants the gradient itself, except to look at it. */
+    int whole = !run->fused || dpn_report_tensors_step(run, step);
+    float *out = whole ? replica->result : NULL;
 
+    replica->step = step;
     for (uint64_t i = 0; i < count; i++) {
         struct dpn_shard shard = dpn_accumulate_shard(run, replica, step, i);
         dpn_input_batch(run, replica, step, shard.first, shard.rows, exec->value[0], exec->labels);
@@ -24,12 +28,12 @@ static enum dpn_status ddp_step(struct dpn_run *run, struct dpn_replica *replica
         dpn_exec_forward(exec, shard.rows, 1);
         dpn_exec_loss(exec, shard.rows, 1, scale, &run->shard_loss[step->global & 1][shard.index], &correct);
         dpn_phase_end(replica, DPN_PHASE_FORWARD);
-        DPN_TRY(dpn_accumulate_backward(run, replica, step, shard, replica->result));
+        DPN_TRY(dpn_accumulate_backward(run, replica, step, shard, out));
     }
-    DPN_TRY(dpn_accumulate_finish(run, replica, step, replica->result));
-    if (dpn_report_tensors_due(run, replica, step)) DPN_TRY(dpn_report_gradients(run, step, replica->result));
-    dpn_update(run, replica, step, replica->result);
-    return DPN_OK;
+    DPN_TRY(dpn_accumulate_finish(run, replica, step, out));
+    if (!whole) return DPN_OK;
+    if (dpn_report_tensors_due(run, replica, step)) DPN_TRY(dpn_report_gradients(run, step, out));
+    return dpn_update(run, replica, step, out);
 }
 
 const struct dpn_mode_class dpn_mode_ddp = {

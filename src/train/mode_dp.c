@@ -134,8 +134,7 @@ static enum dpn_status dp_step(struct dpn_run *run, struct dpn_replica *replica,
     DPN_TRY(dpn_accumulate_finish(run, replica, step, out));
     if (replica->member != 0) return DPN_OK;
     if (dpn_report_tensors_due(run, replica, step)) DPN_TRY(dpn_report_gradients(run, step, replica->result));
-    dpn_update(run, replica, step, replica->result);
-    return DPN_OK;
+    return dpn_update(run, replica, step, replica->result);
 }
 
 const struct dpn_mode_class dpn_mode_dp = {

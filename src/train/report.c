@@ -40,11 +40,15 @@ enum dpn_status dpn_report_step(struct dpn_run *run, const struct dpn_step *step
     return report_end(run);
 }
 
+int dpn_report_tensors_step(const struct dpn_run *run, const struct dpn_step *step)
+{
+    return report_logs(run) && run->config->log_tensors > 0 && step->global % run->config->log_tensors == 0;
+}
+
 int dpn_report_tensors_due(const struct dpn_run *run, const struct dpn_replica *replica,
                            const struct dpn_step *step)
 {
-    return replica->member == 0 && report_logs(run) && run->config->log_tensors > 0 &&
-           step->global % run->config->log_tensors == 0;
+    return replica->member == 0 && dpn_report_tensors_step(run, step);
 }
 
 static void report_norms(struct dpn_run *run, const char *key, const float *arena)

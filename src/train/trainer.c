@@ -78,9 +78,15 @@ static struct dpn_replica *trainer_node_leader(const struct dpn_run *run, const 
     return NULL;
 }
 
+/* The fused update needs no whole gradient, except in steps that report it. */
+static int trainer_wants_result(const struct dpn_run *run)
+{
+    return !run->fused || (run->log_fd >= 0 && run->config->log_tensors > 0);
+}
+
 static enum dpn_status trainer_open_training(struct dpn_run *run, struct dpn_replica *replica)
 {
-    int keeps_state = run->mode->replicated_state || replica->member == 0;
+    int keeps_state = (run->mode->replicated_state && !run->fused) || replica->member == 0;
     replica->stack_size = trainer_stack_size(run, replica);
     if (replica->stack_size > DPN_MAX_STACK)
         return dpn_fail(DPN_ERR_USAGE, "--shards '%llu' needs too many partial sums on one device",
@@ -93,7 +99,7 @@ static enum dpn_status trainer_open_training(struct dpn_run *run, struct dpn_rep
         DPN_TRY(dpn_calloc(&replica->norm_parts, dpn_update_norm_parts(run->model->arena_elems),
                            sizeof(double), "gradient norm"));
     if (run->group.n == 1) replica->result = replica->stack[0];
-    else if (trainer_node_leader(run, replica) == replica)
+    else if (trainer_node_leader(run, replica) == replica && trainer_wants_result(run))
         DPN_TRY(trainer_alloc(run, replica, &replica->result, "reduced gradient"));
     return run->mode->open ? run->mode->open(run, replica) : DPN_OK;
 }
@@ -112,7 +118,7 @@ static enum dpn_status trainer_start_weights(struct dpn_run *run, struct dpn_rep
     if (run->group.n == 1) return DPN_OK;
     const struct dpn_reducer_class *reducer = run->reducer->cls;
     DPN_TRY(reducer->broadcast(run->reducer, replica->member, 0, replica->params, elems));
-    for (int i = 0; run->training && run->mode->replicated_state && i < run->n_slots; i++)
+    for (int i = 0; run->training && run->mode->replicated_state && !run->fused && i < run->n_slots; i++)
         DPN_TRY(reducer->broadcast(run->reducer, replica->member, 0, replica->state[i], elems));
     return DPN_OK;
 }
@@ -129,10 +135,12 @@ static enum dpn_status trainer_open(struct dpn_run *run, struct dpn_replica *rep
         run->group.cls->alloc(replica->device, &replica->exec_memory, replica->exec_bytes, "activations"));
     DPN_TRY(dpn_exec_open(&replica->exec, run->model, run->kernels, replica->device->team, rows,
                           run->training, replica->exec_memory));
-    DPN_TRY(trainer_alloc(run, replica, &replica->params, "parameters"));
-    replica->exec.params = replica->params;
+    if (!run->fused || trainer_node_leader(run, replica) == replica)
+        DPN_TRY(trainer_alloc(run, replica, &replica->params, "parameters"));
     if (run->training) DPN_TRY(trainer_open_training(run, replica));
     DPN_TRY(trainer_barrier(run, replica, DPN_PHASE_OTHER));
+    if (!replica->params) replica->params = trainer_node_leader(run, replica)->params;
+    replica->exec.params = replica->params;
     if (!replica->result && run->training) replica->result = trainer_node_leader(run, replica)->result;
     DPN_TRY(trainer_start_weights(run, replica));
     dpn_phase_end(replica, DPN_PHASE_OTHER);
@@ -148,7 +156,8 @@ static void trainer_close(struct dpn_run *run, struct dpn_replica *replica)
         cls->free(replica->device, replica->result, bytes);
     for (size_t i = 0; i < replica->stack_size; i++) cls->free(replica->device, replica->stack[i], bytes);
     for (int i = 0; i < DPN_MAX_SLOTS; i++) cls->free(replica->device, replica->state[i], bytes);
-    cls->free(replica->device, replica->params, bytes);
+    if (!run->fused || trainer_node_leader(run, replica) == replica)
+        cls->free(replica->device, replica->params, bytes);
     free(replica->norm_parts);
     dpn_exec_close(&replica->exec);
     cls->free(replica->device, replica->exec_memory, replica->exec_bytes);

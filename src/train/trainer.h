@@ -64,8 +64,9 @@ struct dpn_replica {
     struct dpn_exec exec;
     void *exec_memory;
     size_t exec_bytes;
-    float *params;
-    float *state[DPN_MAX_SLOTS];
+    float *params; /* shared by the devices of a node if run->fused */
+    float *state[DPN_MAX_SLOTS]; /* where run->fused device 0's serves all */
+    const struct dpn_step *step; /* the one under way, for the fused update */
     /* Partial sums of this step, a stack: the binary counter of DESIGN section 4 (accumulate.c). */
     float *stack[DPN_MAX_STACK];
     size_t stack_size, depth;
@@ -135,6 +136,8 @@ struct dpn_run {
     size_t batch;    /* global */
     uint64_t shards; /* V */
     size_t max_rows; /* of one shard */
+    struct dpn_reduce_update fused_update;
+    int fused;       /* owners of slices apply the optimizer in the reducer; one set of parameters a node */
     int grad_sum;    /* --grad-op sum */
     int training;    /* 0: cmd_eval */
     struct dpn_replica *replicas;
@@ -207,7 +210,9 @@ enum dpn_status dpn_accumulate_finish(struct dpn_run *run, struct dpn_replica *r
                                       const struct dpn_step *step, float *out);
 
 /* update.c: clips and applies GRADS to the replica's params by its team. */
-void dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+/* The fused update of the reducer; ARG: struct dpn_run. */
+void dpn_update_fused(void *arg, int member, size_t first, size_t elems, const float *sum);
+enum dpn_status dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
                 const float *grads);
 size_t dpn_update_norm_parts(size_t arena_elems); /* doubles in norm_parts */
 
@@ -230,6 +235,7 @@ enum dpn_status dpn_report_run_event(struct dpn_run *run);
 enum dpn_status dpn_report_step(struct dpn_run *run, const struct dpn_step *step, double loss);
 /* `tensors` events (--log-tensors N): gradient norms of the reduced gradient before clipping, parameter norms
  * after the update. */
+int dpn_report_tensors_step(const struct dpn_run *run, const struct dpn_step *step); /* the same on all */
 int dpn_report_tensors_due(const struct dpn_run *run, const struct dpn_replica *replica,
                            const struct dpn_step *step);
 enum dpn_status dpn_report_gradients(struct dpn_run *run, const struct dpn_step *step, const float *grads);

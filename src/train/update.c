@@ -2,6 +2,7 @@
  * torch.nn.utils.clip_grad_norm_.
  */
 #include <math.h>
+#include <string.h>
 
 #include "core/memory.h"
 #include "train/trainer.h"
@@ -17,24 +18,54 @@ struct update_job {
     float factor;
 };
 
-/* This thread's slice of the arena. */
+/* This thread's slice of what the device updates: the whole arena, or its share of shared parameters. */
 static size_t update_slice(const struct update_job *job, int thread, int size, size_t *first)
 {
-    size_t count;
-    dpn_split(job->run->model->arena_elems / UPDATE_QUANTUM, (size_t)size, (size_t)thread, first, &count);
-    *first *= UPDATE_QUANTUM;
+    size_t begin = 0, quanta = job->run->model->arena_elems / UPDATE_QUANTUM, count;
+    if (job->run->fused) dpn_split(quanta, job->run->group.n, (size_t)job->replica->member, &begin, &quanta);
+    dpn_split(quanta, (size_t)size, (size_t)thread, first, &count);
+    *first = (*first + begin) * UPDATE_QUANTUM;
     return count * UPDATE_QUANTUM;
+}
+
+/* The devices of a node share one set of parameters, its first device's: every other node gets a copy. */
+static void update_publish(const struct dpn_run *run, const struct dpn_replica *replica, size_t first,
+                           size_t elems)
+{
+    if (run->group.node_count == 1) return;
+    for (size_t m = 0; m < run->group.n; m++) {
+        float *params = run->replicas[m].params;
+        size_t before = 0;
+        while (before < m && run->replicas[before].params != params) before++;
+        if (before == m && params != replica->params)
+            memcpy(params + first, replica->params + first, elems * sizeof *params);
+    }
+}
+
+/* ELEMS floats from FIRST on, whose gradients are at GRADS. */
+static void update_span(const struct dpn_run *run, const struct dpn_replica *replica,
+                        const struct dpn_step *step, size_t first, size_t elems, const float *grads)
+{
+    const struct dpn_replica *holder = run->fused ? &run->replicas[0] : replica;
+    float *state[DPN_MAX_SLOTS] = {NULL};
+    for (int i = 0; i < run->n_slots; i++) state[i] = holder->state[i] + first;
+    run->optimizer->update(&run->settings, run->kernels, step->lr, step->global + 1, elems,
+                           replica->params + first, grads, state);
+    if (run->fused) update_publish(run, replica, first, elems);
+}
+
+void dpn_update_fused(void *arg, int member, size_t first, size_t elems, const float *sum)
+{
+    const struct dpn_run *run = arg;
+    const struct dpn_replica *replica = &run->replicas[member];
+    update_span(run, replica, replica->step, first, elems, sum);
 }
 
 static void update_apply(void *arg, int thread, int size)
 {
     const struct update_job *job = arg;
-    float *state[DPN_MAX_SLOTS] = {NULL};
     size_t first, count = update_slice(job, thread, size, &first);
-    if (count == 0) return;
-    for (int i = 0; i < job->run->n_slots; i++) state[i] = job->replica->state[i] + first;
-    job->run->optimizer->update(&job->run->settings, job->run->kernels, job->step->lr, job->step->global + 1,
-                                count, job->replica->params + first, job->grads + first, state);
+    if (count) update_span(job->run, job->replica, job->step, first, count, job->grads + first);
 }
 
 static void update_norm_part(void *arg, int thread, int size)
@@ -78,11 +109,14 @@ size_t dpn_update_norm_parts(size_t arena_elems)
     return (arena_elems + UPDATE_NORM_BLOCK - 1) / UPDATE_NORM_BLOCK;
 }
 
-void dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                const float *grads)
+enum dpn_status dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                           const float *grads)
 {
     struct update_job job = {run, replica, step, grads, NULL, 1.0f};
     if (run->config->clip_norm > 0) update_clip(run, replica, &job);
     dpn_team_run(replica->device->team, update_apply, &job);
     dpn_phase_end(replica, DPN_PHASE_UPDATE);
+    if (!run->fused) return DPN_OK;
+    /* Nobody may use the shared parameters before all shares are done. */
+    return run->reducer->cls->barrier(run->reducer, replica->member);
 }

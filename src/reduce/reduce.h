@@ -61,18 +61,19 @@ struct dpn_segment {
 /* Fused update: what to do with a finished piece of the sum instead of handing it out. In a step in which no
  * member gives an `out`, the owner of a slice calls apply() with every piece of it while it is in cache; wait
  * then means that all pieces have been applied, and what apply wrote is visible to all. Pieces are multiples
- * of 16 floats, at FIRST in the arena; each float of it comes exactly once a step, from one member's thread. */
+ * of 16 floats, at FIRST in the arena; each float of it comes exactly once a step, from one member's thread.
+ */
 struct dpn_reduce_update {
     void (*apply)(void *arg, int member, size_t first, size_t elems, const float *sum);
     void *arg;
 };
 
 struct dpn_reduce_group {
-    int n;                             /* members, >= 1 */
-    const int *node;                   /* NUMA node of each member */
-    int oversubscribed;                /* members share CPUs */
-    struct dpn_abort *abort;           /* never NULL */
-    const struct dpn_kernels *kernels; /* tree_sum; NULL where the CPU cannot read the members' memory */
+    int n;                                  /* members, >= 1 */
+    const int *node;                        /* NUMA node of each member */
+    int oversubscribed;                     /* members share CPUs */
+    struct dpn_abort *abort;                /* never NULL */
+    const struct dpn_kernels *kernels;      /* tree_sum; NULL where the CPU cannot read the members' memory */
     const struct dpn_reduce_update *update; /* NULL: none; else the reducer must have DPN_REDUCE_FUSED */
 };
 

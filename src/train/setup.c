@@ -198,7 +198,8 @@ static enum dpn_status setup_reducer(struct dpn_run *run)
     DPN_TRY(dpn_reducer_select(c->reducer, group, &run->reducer_class));
     DPN_TRY(dpn_bucket_plan_make(run->model->arena_elems, c->bucket_mb, &run->buckets, &run->plan.n_buckets));
     run->plan.buckets = run->buckets;
-    /* Teams are better at a whole arena than one thread at its slice; clipping and checking want the gradient. */
+    /* Teams are better at a whole arena than one thread at its slice; clipping and checking want the
+     * gradient. */
     run->fused = run->training && run->mode->replicated_state && group->n > 1 && !c->check_reduce &&
                  c->clip_norm <= 0 && (run->reducer_class->flags & DPN_REDUCE_FUSED) != 0;
     for (size_t m = 0; m < run->group.n; m++) run->fused &= run->group.devices[m].threads == 1;

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "train/checkpoint_fixture.h"
+#include "tests/train/checkpoint_fixture.h"
 #include "train/command.h"
 #include "train/safetensors.h"
 

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include "train/checkpoint_fixture.h"
+#include "tests/train/checkpoint_fixture.h"
 
 /* ---- system calls that count, and fail or kill at a chosen one ---- */
 

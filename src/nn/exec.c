@@ -207,16 +207,26 @@ void dpn_exec_loss(struct dpn_exec *exec, size_t rows, int gradient, float scale
                                 exec->value[model->logits], exec->labels, scale, grad, loss, correct);
 }
 
+void dpn_exec_ready(struct dpn_exec *exec, size_t floats)
+{
+    if (exec->ready && exec->ready_status == DPN_OK)
+        exec->ready_status = exec->ready(exec->ready_arg, floats);
+}
+
 enum dpn_status dpn_exec_backward(struct dpn_exec *exec, size_t rows,
                                   enum dpn_status (*ready)(void *arg, size_t floats), void *arg)
 {
     const struct dpn_model *model = exec->model;
     assert(rows > 0 && rows <= exec->max_rows && exec->grad[model->logits]);
+    exec->ready = ready;
+    exec->ready_arg = arg;
+    exec->ready_status = DPN_OK;
     for (size_t i = model->n_nodes; i-- > 0;) {
         const struct dpn_node *node = &model->nodes[i];
         if (!exec->grad[node->output]) continue;
         node->cls->backward(node, exec, rows);
-        if (ready && node->tensors[0] >= 0) DPN_TRY(ready(arg, node->ready));
+        if (node->tensors[0] >= 0) dpn_exec_ready(exec, node->ready);
+        DPN_TRY(exec->ready_status);
     }
     return DPN_OK;
 }

@@ -178,6 +178,10 @@ struct dpn_exec {
     float **value;       /* activations [rows][stride] per value; padding columns 0 */
     float **grad;        /* gradients of values; NULL where none is needed */
     int32_t *labels;     /* [max_rows] */
+    /* While dpn_exec_backward runs: its caller's READY, and the first status that was not DPN_OK. */
+    enum dpn_status (*ready)(void *arg, size_t floats);
+    void *ready_arg;
+    enum dpn_status ready_status;
     float *memory;       /* one arena for all of the above */
     size_t memory_bytes;
 };
@@ -205,6 +209,11 @@ void dpn_exec_loss(struct dpn_exec *exec, size_t rows, int gradient, float scale
  * zeros. */
 enum dpn_status dpn_exec_backward(struct dpn_exec *exec, size_t rows,
                                   enum dpn_status (*ready)(void *arg, size_t floats), void *arg);
+
+/* For op files: the gradients of arena[0..floats) are final already in the middle of a node's backward, and
+ * the node will read none of its parameters there again. Long ops report pieces, so that they are reduced
+ * while they are in cache. */
+void dpn_exec_ready(struct dpn_exec *exec, size_t floats);
 
 /* For op files. Runs fn(arg, thread, size) on the whole team, or fn(arg, 0, 1) here if WORK (in
  * multiply-adds, a function of the shape alone) is not worth handing out. */

@@ -168,6 +168,19 @@ static void dense_backward_piece(void *arg, int thread, int size)
                    thread, size, dense_data_block);
 }
 
+/* dX first, for it reads W; then dW panel by panel, each reported as soon as it is there. */
+static void dense_backward_alone(const struct dense_job *job, struct dpn_exec *exec, size_t weight_offset)
+{
+    if (job->dx)
+        dense_data_block(job, 0, (job->in + DENSE_COLUMN_BLOCK - 1) / DENSE_COLUMN_BLOCK, 0, job->rows);
+    for (size_t p = 0; p < job->panels; p++) {
+        size_t offset, stride;
+        dpn_panel(job->in, job->out, p, &offset, &stride);
+        dense_weights_block(job, p, 1, 0, job->in);
+        if (p + 1 < job->panels) dpn_exec_ready(exec, weight_offset + offset + job->in * stride);
+    }
+}
+
 static struct dense_job dense_job(const struct dpn_node *node, const struct dpn_exec *exec, size_t rows)
 {
     const struct dpn_model *model = exec->model;
@@ -204,6 +217,10 @@ static void dense_backward(const struct dpn_node *node, struct dpn_exec *exec, s
     job.dweight = exec->grads + exec->model->tensors[node->tensors[0]].offset;
     job.dbias = exec->grads + exec->model->tensors[node->tensors[1]].offset;
     if (job.relu) dpn_relu_backward(exec, rows * job.y_stride, job.y, dy);
+    if ((!exec->team || dpn_team_size(exec->team) == 1) && !job.kernels->fixed_cut) {
+        dense_backward_alone(&job, exec, exec->model->tensors[node->tensors[0]].offset);
+        return;
+    }
     dpn_exec_spread(exec, node->macs * (double)rows * (job.dx ? 2 : 1), dense_backward_piece, &job);
 }
 

@@ -32,7 +32,7 @@ extern const struct dpn_reducer_class dpn_reducer_shm; /* below */
  * owner's flag costs what its half of the addition saves. */
 enum { SHM_SMALL_ELEMS = 2048 };
 /* 8 KiB: two sources, the sum and a copy of it fit a first-level cache of 32 KiB. */
-enum { SHM_CHUNK_ELEMS = 2048 };
+enum { SHM_CHUNK_ELEMS = 1024 };
 
 /* Growing counters: step s (from 0) of a bucket is complete at (s+1) * members and (s+1) * owners. */
 struct shm_bucket {
@@ -148,6 +148,15 @@ static void shm_program(struct dpn_reduce_terms *terms, size_t first)
     for (size_t i = 0; i < terms->n_sources; i++) terms->sources[i] += first;
 }
 
+/* Asks for ELEMS floats of every source from OFFSET on: what another core has just written comes one line at a
+ * time and slowly, unless many are under way. */
+static void shm_prefetch(const struct dpn_reduce_terms *terms, size_t offset, size_t elems)
+{
+    for (size_t i = 0; i < terms->n_sources; i++)
+        for (size_t at = 0; at < elems; at += DPN_CACHE_LINE_BYTES / sizeof(float))
+            __builtin_prefetch(terms->sources[i] + offset + at, 0, 2);
+}
+
 /* Nobody wants the sum itself: each chunk of it goes to the group's update while it is in cache. AT is where
  * the slice begins in the arena. */
 static void shm_fuse_slice(struct shm_member *self, const struct dpn_reduce_group *group, int member,
@@ -160,6 +169,8 @@ static void shm_fuse_slice(struct shm_member *self, const struct dpn_reduce_grou
         size_t chunk = elems - done < SHM_CHUNK_ELEMS ? elems - done : SHM_CHUNK_ELEMS;
         const float *sum = terms->sources[0];
         if (n > 1) {
+            size_t left = elems - done - chunk;
+            shm_prefetch(terms, chunk, left < SHM_CHUNK_ELEMS ? left : SHM_CHUNK_ELEMS);
             group->kernels->tree_sum(chunk, n, terms->adds, terms->sources, self->sum);
             sum = self->sum;
         }
@@ -167,6 +178,7 @@ static void shm_fuse_slice(struct shm_member *self, const struct dpn_reduce_grou
         for (size_t i = 0; i < n; i++) terms->sources[i] += chunk;
         done += chunk;
     }
+    if (n == 1) return; /* the update alone has touched it */
     self->stats.bytes_read += n * elems * sizeof(float);
     self->stats.bytes_written += elems * sizeof(float);
 }

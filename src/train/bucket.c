@@ -9,20 +9,14 @@
 
 enum { BUCKET_QUANTUM = DPN_ARENA_QUANTUM_ELEMS };
 
-/* Without --bucket-mb: up to 64 Ki floats (256 KiB, well inside L2) one bucket, for cutting costs a flag
- * round trip a bucket; else an eighth of the arena, at most 25 MB (PyTorch's bucket_cap_mb). */
-static size_t bucket_target(size_t arena_elems, double bucket_mb)
+/* Without --bucket-mb: 64 Ki floats. That is 256 KiB, which is still in the second-level cache when it is
+ * reduced right after backward wrote it; a bucket costs about a microsecond of flags. */
+enum { BUCKET_AUTO_ELEMS = 65536 };
+
+static size_t bucket_target(double bucket_mb)
 {
-    size_t target;
-    if (bucket_mb > 0) {
-        target = (size_t)(bucket_mb * 1024 * 1024 / sizeof(float));
-    } else if (arena_elems <= 65536) {
-        target = arena_elems;
-    } else {
-        target = arena_elems / 8;
-        if (target < 65536) target = 65536;
-        if (target > 6553600) target = 6553600;
-    }
+    size_t target = BUCKET_AUTO_ELEMS;
+    if (bucket_mb > 0) target = (size_t)(bucket_mb * 1024 * 1024 / sizeof(float));
     target = target / BUCKET_QUANTUM * BUCKET_QUANTUM;
     return target ? target : BUCKET_QUANTUM;
 }
@@ -30,7 +24,7 @@ static size_t bucket_target(size_t arena_elems, double bucket_mb)
 enum dpn_status dpn_bucket_plan_make(size_t arena_elems, double bucket_mb, struct dpn_bucket **buckets,
                                      size_t *n_buckets)
 {
-    size_t target = bucket_target(arena_elems, bucket_mb), end = target / 4 / BUCKET_QUANTUM * BUCKET_QUANTUM;
+    size_t target = bucket_target(bucket_mb), end = target / 4 / BUCKET_QUANTUM * BUCKET_QUANTUM;
     size_t n = 0, at = 0;
     if (end == 0) end = BUCKET_QUANTUM;
     int small_ends = arena_elems > 2 * end + target;

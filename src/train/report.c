@@ -199,6 +199,9 @@ static void report_reducer_json(struct dpn_run *run)
         sum.bytes_written += one.bytes_written;
         sum.bytes_copied += one.bytes_copied;
         sum.flag_operations += one.flag_operations;
+        sum.work_ns += one.work_ns;
+        sum.wait_slowest_ns += one.wait_slowest_ns;
+        sum.wait_data_ns += one.wait_data_ns;
     }
     dpn_json_open_object(&run->json, "reducer");
     dpn_json_u64(&run->json, "reductions", sum.reductions);
@@ -206,6 +209,9 @@ static void report_reducer_json(struct dpn_run *run)
     dpn_json_u64(&run->json, "bytes_written", sum.bytes_written);
     dpn_json_u64(&run->json, "bytes_copied", sum.bytes_copied);
     dpn_json_u64(&run->json, "flag_operations", sum.flag_operations);
+    dpn_json_double(&run->json, "work_seconds", report_seconds(sum.work_ns));
+    dpn_json_double(&run->json, "wait_slowest_seconds", report_seconds(sum.wait_slowest_ns));
+    dpn_json_double(&run->json, "wait_data_seconds", report_seconds(sum.wait_data_ns));
     dpn_json_close_object(&run->json);
 }
 

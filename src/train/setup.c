@@ -200,7 +200,7 @@ static enum dpn_status setup_reducer(struct dpn_run *run)
     run->plan.buckets = run->buckets;
     /* Teams are better at a whole arena than one thread at its slice; clipping and checking want the
      * gradient. */
-    run->fused = run->training && run->mode->replicated_state && group->n > 1 && !c->check_reduce &&
+    run->fused = run->training && run->mode->replicated_state && !c->check_reduce &&
                  c->clip_norm <= 0 && (run->reducer_class->flags & DPN_REDUCE_FUSED) != 0;
     for (size_t m = 0; m < run->group.n; m++) run->fused &= run->group.devices[m].threads == 1;
     run->fused_update = (struct dpn_reduce_update){dpn_update_fused, run};

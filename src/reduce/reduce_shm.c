@@ -32,7 +32,7 @@ extern const struct dpn_reducer_class dpn_reducer_shm; /* below */
  * owner's flag costs what its half of the addition saves. */
 enum { SHM_SMALL_ELEMS = 2048 };
 /* 8 KiB: two sources, the sum and a copy of it fit a first-level cache of 32 KiB. */
-enum { SHM_CHUNK_ELEMS = 1024 };
+enum { SHM_CHUNK_ELEMS = 2048 };
 
 /* Growing counters: step s (from 0) of a bucket is complete at (s+1) * members and (s+1) * owners. */
 struct shm_bucket {
@@ -139,6 +139,12 @@ static void shm_copy_slice(struct shm_member *self, size_t first, size_t elems)
     }
 }
 
+/* Floats of the next chunk, where LEFT are left. */
+static size_t shm_chunk(size_t left)
+{
+    return left < SHM_CHUNK_ELEMS ? left : SHM_CHUNK_ELEMS;
+}
+
 /* Readies the terms for adding from float FIRST of the bucket on. */
 static void shm_program(struct dpn_reduce_terms *terms, size_t first)
 {
@@ -148,33 +154,26 @@ static void shm_program(struct dpn_reduce_terms *terms, size_t first)
     for (size_t i = 0; i < terms->n_sources; i++) terms->sources[i] += first;
 }
 
-/* Asks for ELEMS floats of every source from OFFSET on: what another core has just written comes one line at a
- * time and slowly, unless many are under way. */
-static void shm_prefetch(const struct dpn_reduce_terms *terms, size_t offset, size_t elems)
-{
-    for (size_t i = 0; i < terms->n_sources; i++)
-        for (size_t at = 0; at < elems; at += DPN_CACHE_LINE_BYTES / sizeof(float))
-            __builtin_prefetch(terms->sources[i] + offset + at, 0, 2);
-}
-
 /* Nobody wants the sum itself: each chunk of it goes to the group's update while it is in cache. AT is where
  * the slice begins in the arena. */
 static void shm_fuse_slice(struct shm_member *self, const struct dpn_reduce_group *group, int member,
                            size_t first, size_t at, size_t elems)
 {
+    const struct dpn_reduce_update *update = group->update;
     struct dpn_reduce_terms *terms = &self->terms;
     size_t n = terms->n_sources;
+    int hints = update->soon && group->n > 1;
     shm_program(terms, first);
+    if (hints) update->soon(update->arg, member, at, shm_chunk(elems));
     for (size_t done = 0; done < elems;) {
-        size_t chunk = elems - done < SHM_CHUNK_ELEMS ? elems - done : SHM_CHUNK_ELEMS;
+        size_t chunk = shm_chunk(elems - done), left = elems - done - chunk;
         const float *sum = terms->sources[0];
+        if (hints && left > 0) update->soon(update->arg, member, at + done + chunk, shm_chunk(left));
         if (n > 1) {
-            size_t left = elems - done - chunk;
-            shm_prefetch(terms, chunk, left < SHM_CHUNK_ELEMS ? left : SHM_CHUNK_ELEMS);
             group->kernels->tree_sum(chunk, n, terms->adds, terms->sources, self->sum);
             sum = self->sum;
         }
-        group->update->apply(group->update->arg, member, at + done, chunk, sum);
+        update->apply(update->arg, member, at + done, chunk, sum);
         for (size_t i = 0; i < n; i++) terms->sources[i] += chunk;
         done += chunk;
     }
@@ -190,7 +189,7 @@ static void shm_add_slice(struct shm_member *self, const struct dpn_kernels *ker
     size_t n = terms->n_sources;
     shm_program(terms, first);
     for (size_t done = 0; done < elems;) {
-        size_t chunk = elems - done < SHM_CHUNK_ELEMS ? elems - done : SHM_CHUNK_ELEMS;
+        size_t chunk = shm_chunk(elems - done);
         /* An `out` may be a segment: no chunk of it is written before all segments' chunks were read. */
         float *sum = terms->outs[0] + first + done;
         kernels->tree_sum(chunk, n, terms->adds, terms->sources, sum);

@@ -203,7 +203,7 @@ static enum dpn_status setup_reducer(struct dpn_run *run)
     run->fused = run->training && run->mode->replicated_state && !c->check_reduce &&
                  c->clip_norm <= 0 && (run->reducer_class->flags & DPN_REDUCE_FUSED) != 0;
     for (size_t m = 0; m < run->group.n; m++) run->fused &= run->group.devices[m].threads == 1;
-    run->fused_update = (struct dpn_reduce_update){dpn_update_fused, run};
+    run->fused_update = (struct dpn_reduce_update){dpn_update_fused, dpn_update_soon, run};
     if (run->fused) group->update = &run->fused_update;
     DPN_TRY(run->reducer_class->open(group, &run->plan, &run->reducer));
     if (!c->check_reduce) return DPN_OK;

@@ -212,6 +212,7 @@ enum dpn_status dpn_accumulate_finish(struct dpn_run *run, struct dpn_replica *r
 /* update.c: clips and applies GRADS to the replica's params by its team. */
 /* The fused update of the reducer; ARG: struct dpn_run. */
 void dpn_update_fused(void *arg, int member, size_t first, size_t elems, const float *sum);
+void dpn_update_soon(void *arg, int member, size_t first, size_t elems);
 enum dpn_status dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
                 const float *grads);
 size_t dpn_update_norm_parts(size_t arena_elems); /* doubles in norm_parts */

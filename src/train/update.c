@@ -61,6 +61,15 @@ void dpn_update_fused(void *arg, int member, size_t first, size_t elems, const f
     update_span(run, replica, replica->step, first, elems, sum);
 }
 
+/* Other cores have read these parameters in this step, so writing them means taking each cache line away from
+ * those first. Asked for ahead of time, many lines are under way at once; the writes alone wait for them one
+ * after the other (measured with two devices: 2.1 times the time of the whole reduction). */
+void dpn_update_soon(void *arg, int member, size_t first, size_t elems)
+{
+    const struct dpn_run *run = arg;
+    dpn_prefetch_write(run->replicas[member].params + first, elems * sizeof(float));
+}
+
 static void update_apply(void *arg, int thread, int size)
 {
     const struct update_job *job = arg;

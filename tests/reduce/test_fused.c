@@ -35,6 +35,14 @@ static void fused_apply(void *arg, int member, size_t first, size_t elems, const
     }
 }
 
+/* Hints name pieces inside the arena. */
+static void fused_soon(void *arg, int member, size_t first, size_t elems)
+{
+    struct fused_case *fused = arg;
+    if (first % 16 || elems % 16 || elems == 0 || first + elems > TEST_UNEVEN_ELEMS)
+        test_fail(fused->test, "member %d: hint of %zu floats at %zu", member, elems, first);
+}
+
 static enum dpn_status fused_step(struct test_group *test, int member, uint64_t step, uint64_t leaves)
 {
     struct fused_case *fused = test->arg;
@@ -93,7 +101,7 @@ static void fused_run(const struct dpn_reducer_class *cls, int n, uint64_t shard
 {
     struct test_group test;
     struct fused_case fused = {.shards = shards, .test = &test};
-    struct dpn_reduce_update update = {fused_apply, &fused};
+    struct dpn_reduce_update update = {fused_apply, fused_soon, &fused};
     test_group_init(&test, n);
     test.group.update = &update;
     fused.params = test_floats(TEST_UNEVEN_ELEMS);

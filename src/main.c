@@ -87,7 +87,7 @@ static void main_help(const struct dpn_command *command)
 static enum dpn_status main_find_command(const char *word, const struct dpn_command **command)
 {
     const char *names[MAIN_WORDS + 1] = {NULL};
-    for (size_t i = 0; dpn_command_list[i] && i < MAIN_WORDS; i++) {
+    for (size_t i = 0; i < MAIN_WORDS && dpn_command_list[i]; i++) {
         names[i] = dpn_command_list[i]->name;
         if (!word || !strcmp(names[i], word)) {
             *command = dpn_command_list[i];

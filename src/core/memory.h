@@ -27,13 +27,15 @@ void dpn_arena_free(void *arena, size_t bytes); /* arena NULL: nothing */
  * Free with free(). Errors: DPN_ERR_NOMEM. Any thread. */
 enum dpn_status dpn_calloc(void *block, size_t count, size_t size, const char *what);
 
-/* Asks for the cache lines of the range in a state in which they can be written: takes them from other cores. */
+/* Asks for the cache lines of the range in a state in which they can be written: takes them from other cores.
+ */
 static inline void dpn_prefetch_write(const void *address, size_t bytes)
 {
     const char *line = address;
     for (size_t i = 0; i < bytes; i += DPN_CACHE_LINE_BYTES) {
 #if defined __x86_64__
-        /* __builtin_prefetch(., 1) gives a prefetch for reading unless -mprfchw; CPUs without it do nothing. */
+        /* __builtin_prefetch(., 1) gives a prefetch for reading unless -mprfchw; CPUs without it do nothing.
+         */
         __asm__ volatile("prefetchw %0" : : "m"(line[i]));
 #else
         __builtin_prefetch(line + i, 1);

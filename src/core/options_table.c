@@ -68,13 +68,13 @@ const struct dpn_option dpn_options[] = {
          "Allow more devices than units, wrapping round."),
 
     CHOICE("mode", "MODE", PLACEMENT, TRAIN, "ddp", NULL, GROUP_PARALLEL, mode,
-           "ddp: every device holds a replica and takes part in an all-reduce that overlaps backward. dp: "
+           "ddp: every device takes part in an all-reduce that overlaps backward. dp: "
            "device 0 owns the model, broadcasts it and gathers logits every step. Both give the "
            "same numbers."),
     CHOICE("reducer", "NAME", PLACEMENT, TRAIN, "auto", NULL, GROUP_PARALLEL, reducer,
            "How gradients are summed; auto: the best one that serves these devices and sums in tree order."),
     DOUBLE("bucket-mb", "X", PLACEMENT, TRAIN, "0", 0, 4096, GROUP_PARALLEL, bucket_mb,
-           "Size of a gradient bucket in MB; 0: chosen."),
+           "Size of a gradient bucket in MiB; 0: chosen."),
     U64("shards", "V", NUMBERS, TRAIN, "0", 0, 1048576, GROUP_PARALLEL, shards,
         "Shards per step, at least one per device; more of them is gradient accumulation. Runs with equal V "
         "give equal bits on any number of devices. 0: one per device."),
@@ -166,7 +166,8 @@ const struct dpn_option dpn_options[] = {
     FLAG("quiet", SPEECH, RUN, GROUP_OUTPUT, quiet, "Print warnings and errors only."),
     FLAG("verbose", SPEECH, ALL, GROUP_OUTPUT, verbose, "Print more."),
     CHOICE("progress", "WHEN", SPEECH, TRAIN, "auto", "auto|always|never", GROUP_OUTPUT, progress,
-           "The progress line; auto: if standard output is a terminal."),
+           "The progress line, on standard error; auto: if that is a terminal. always: a plain line now and "
+           "then."),
 
     CHOICE("blas", "NAME", NUMBERS, RUN, "auto", "auto|openblas|own", GROUP_COMPUTE, blas,
            "Who multiplies matrices; auto: own, which measured faster on every layer of these models. "

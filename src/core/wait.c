@@ -46,8 +46,10 @@ enum dpn_status dpn_abort_cause(struct dpn_abort *abort)
     return dpn_fail(abort->status, "%s", abort->text);
 }
 
-static enum dpn_status wait_aborted(void)
+/* What was waited for may have come just before somebody failed, and then it counts. */
+static enum dpn_status wait_aborted(const struct dpn_flag *flag, uint32_t target)
 {
+    if (dpn_flag_reached(flag, target)) return DPN_OK;
     return dpn_fail(DPN_ERR_ABORTED, "stopped because another thread failed");
 }
 
@@ -79,11 +81,11 @@ enum dpn_status dpn_flag_wait(struct dpn_flag *flag, uint32_t target, struct dpn
     }
     for (int i = 0; i < WAIT_YIELDS; i++) {
         if (dpn_flag_reached(flag, target)) return DPN_OK;
-        if (abort && dpn_abort_raised(abort)) return wait_aborted();
+        if (abort && dpn_abort_raised(abort)) return wait_aborted(flag, target);
         sched_yield();
     }
     while (!dpn_flag_reached(flag, target)) {
-        if (abort && dpn_abort_raised(abort)) return wait_aborted();
+        if (abort && dpn_abort_raised(abort)) return wait_aborted(flag, target);
         wait_sleep(flag, target);
     }
     return DPN_OK;

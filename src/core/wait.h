@@ -23,7 +23,7 @@ struct dpn_abort {
 void dpn_abort_raise(struct dpn_abort *abort, enum dpn_status status);
 static inline int dpn_abort_raised(const struct dpn_abort *abort)
 {
-    return atomic_load_explicit(&abort->raised, memory_order_relaxed) != 0;
+    return atomic_load_explicit(&abort->raised, memory_order_acquire) != 0;
 }
 /* The first cause, copied into this thread's error text, and its status; DPN_OK if none was raised. */
 enum dpn_status dpn_abort_cause(struct dpn_abort *abort);

@@ -65,7 +65,8 @@ struct dpn_segment {
  */
 struct dpn_reduce_update {
     void (*apply)(void *arg, int member, size_t first, size_t elems, const float *sum);
-    /* May be NULL: the same member will apply this piece next but one. A hint, to fetch what will be written. */
+    /* May be NULL: the same member will apply this piece next but one. A hint, to fetch what will be written.
+     */
     void (*soon)(void *arg, int member, size_t first, size_t elems);
     void *arg;
 };

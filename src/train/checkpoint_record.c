@@ -45,12 +45,20 @@ enum {
     RECORD_N_DOUBLES = sizeof(record_doubles) / sizeof(record_doubles[0]),
 };
 
+/* An option that may differ on resume but is taken from the record if it is not given: schedules end where
+ * it says. */
+static int record_is_target(const struct dpn_option *option)
+{
+    return strcmp(option->name, "epochs") == 0;
+}
+
 /* An option that the record holds. V stands in the record itself: --shards may have been left to the
  * default. */
 static int record_has_option(const struct dpn_option *option)
 {
-    return option->role == DPN_ROLE_NUMBERS && (option->commands & DPN_CMD_TRAIN) &&
-           strcmp(option->name, "shards") != 0;
+    return record_is_target(option) ||
+           (option->role == DPN_ROLE_NUMBERS && (option->commands & DPN_CMD_TRAIN) &&
+            strcmp(option->name, "shards") != 0);
 }
 
 /* ---- writing ---- */
@@ -224,7 +232,8 @@ static enum dpn_status record_apply_option(struct record_options *work, const st
     const char *mine = dpn_option_text(work->config, option, work->mine, RECORD_OPTION_BYTES);
     if (!saved) saved = dpn_option_text(&work->defaults, option, work->theirs, RECORD_OPTION_BYTES);
     if (strcmp(saved, mine) == 0) return DPN_OK;
-    if (dpn_option_given(work->config, option->name)) return record_differs(work, option->name, mine, saved);
+    if (dpn_option_given(work->config, option->name))
+        return record_is_target(option) ? DPN_OK : record_differs(work, option->name, mine, saved);
     return record_set_option(work, option, saved);
 }
 

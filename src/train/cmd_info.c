@@ -24,7 +24,7 @@ enum info_form { INFO_UNKNOWN, INFO_SAFETENSORS, INFO_IDX, INFO_GZIP };
 static const char *info_clean(const char *text, char buffer[INFO_TEXT_BYTES])
 {
     size_t at = 0;
-    for (; text[at] && at < INFO_TEXT_BYTES - 1; at++)
+    for (; at < INFO_TEXT_BYTES - 1 && text[at]; at++)
         buffer[at] = text[at] >= ' ' && text[at] <= '~' ? text[at] : '?';
     buffer[at] = '\0';
     return buffer;

@@ -16,6 +16,7 @@ static enum dpn_progress_when train_progress_when(const struct dpn_config *confi
 static enum dpn_status train_go(struct dpn_run *run, int *exit_status)
 {
     enum dpn_status status = dpn_device_group_run(&run->group, dpn_trainer_body, run);
+    dpn_trainer_close(run);
     /* Bad input found before the first step is the user's to mend; anything later is a failure while running.
      */
     if (status != DPN_OK && run->totals.steps > 0) *exit_status = 1;

@@ -1,7 +1,9 @@
-/* Mode ddp. Idea: every device computes its shards' gradients on its own replica, all take part in a bucketed
- * all-reduce that overlaps backward, and every replica makes the same update. Bytes moved a step: each
- * gradient segment read once, the sum written once per node. Determinism: the reducer's (exact_tree: same
- * bits for any number of devices). Limits: none.
+/* Mode ddp. Idea: every device computes its shards' gradients, and all take part in a bucketed all-reduce
+ * that overlaps backward. Fused (teams of one thread): the owner of a slice of the sum applies the optimizer
+ * to that slice of the parameters, which the devices of a NUMA node share. Plain: each device has a replica
+ * of its own, and all make the same update. Bytes moved a step: each gradient segment read once; parameters
+ * (fused) or the sum (plain) written once a node. Determinism: the reducer's (exact_tree: same bits for any
+ * number of devices). Limits: none.
  */
 #include "train/trainer.h"
 

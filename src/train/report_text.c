@@ -23,8 +23,17 @@ static void text_data(const struct dpn_run *run)
 
 static void text_batch(const struct dpn_run *run)
 {
-    size_t n = run->group.n, most = (run->batch + n - 1) / n, least = run->batch / n;
+    size_t most = 0, least = run->batch;
     char per_device[48];
+    for (size_t m = 0; m < run->group.n; m++) {
+        const struct dpn_replica *r = &run->replicas[m];
+        size_t begin, end, rows;
+        dpn_split(run->batch, run->shards, r->first_shard, &begin, &rows);
+        dpn_split(run->batch, run->shards, r->first_shard + r->n_shards - 1, &end, &rows);
+        rows += end - begin;
+        if (rows > most) most = rows;
+        if (rows < least) least = rows;
+    }
     if (most == least) snprintf(per_device, sizeof per_device, "%zu", most);
     else snprintf(per_device, sizeof per_device, "%zu to %zu", least, most);
     dpn_note("batch     %zu global, %s per device, %llu shard(s) | %zu steps per epoch (last one %zu)",
@@ -43,11 +52,16 @@ static void text_promise(const struct dpn_run *run)
 {
     const struct dpn_reducer_class *r = run->reducer_class;
     int exact = (r->flags & DPN_REDUCE_EXACT_TREE) != 0;
-    dpn_note("mode      %s | reducer %s (%s), %zu bucket(s)%s", run->mode->name, r->name,
+    dpn_note("mode      %s | reducer %s (%s), %zu bucket(s)%s%s", run->mode->name, r->name,
              strcmp(run->config->reducer, "auto") ? "as asked" : "best that serves this group",
-             run->plan.n_buckets, run->config->check_reduce ? ", checked" : "");
-    dpn_note("promise   %s", exact ? "same bits for these shards on any number of devices, in both modes"
-                                   : "same bits from run to run at most");
+             run->plan.n_buckets, run->fused ? ", fused update" : "",
+             run->config->check_reduce ? ", checked" : "");
+    const char *promise = "same bits for these shards on any number of devices, in both modes";
+    if (run->grad_sum) promise = "same bits from run to run; --grad-op sum depends on the number of devices";
+    if (run->config->batch_per_device)
+        promise = "same bits from run to run; --batch-per-device depends on the number of devices";
+    if (!exact) promise = "same bits from run to run at most";
+    if (run->training) dpn_note("promise   %s", promise);
 }
 
 /* Every option in force, wrapped. */
@@ -88,6 +102,14 @@ void dpn_report_start(struct dpn_run *run)
             dpn_note("          gradient norm clipped at %g: this takes the reducer's plain path",
                      run->config->clip_norm);
     }
+    if (run->schedule_short)
+        dpn_warn("--schedule cosine ends at step %llu (--epochs %llu), before --steps %llu",
+                 (unsigned long long)run->schedule.total_steps, (unsigned long long)run->config->epochs,
+                 (unsigned long long)run->config->steps);
+    if (run->fused && run->config->log_tensors > 0)
+        dpn_note("          steps of --log-tensors take the reducer's plain path");
+    if (!run->training && !run->start_params)
+        dpn_note("weights   random start weights: neither --init nor --checkpoint was given");
     text_options(run);
     if (run->resume)
         dpn_note("resumed   %s | epoch %llu, step %llu", dpn_checkpoint_path(run->resume),

@@ -33,6 +33,17 @@ static enum dpn_status setup_save_every(struct dpn_run *run)
                          steps ? &run->save_steps : &run->save_epochs);
 }
 
+/* Before a checkpoint's options are taken over. */
+static enum dpn_status setup_check_resume(const struct dpn_config *c)
+{
+    if (*c->resume && *c->init) return dpn_fail(DPN_ERR_USAGE, "--resume and --init cannot both be given");
+    if (*c->resume && c->overwrite)
+        return dpn_fail(DPN_ERR_USAGE, "--resume and --overwrite cannot both be given");
+    if (!strcmp(c->resume, setup_auto) && !*c->out)
+        return dpn_fail(DPN_ERR_USAGE, "--resume 'auto' needs --out (the folder to look in)");
+    return DPN_OK;
+}
+
 static enum dpn_status setup_check_options(struct dpn_run *run)
 {
     const struct dpn_config *c = run->config;
@@ -41,11 +52,6 @@ static enum dpn_status setup_check_options(struct dpn_run *run)
     if (c->scale_lr && !c->batch_per_device)
         return dpn_fail(DPN_ERR_USAGE,
                         "--scale-lr needs --batch-per-device (a global --batch needs no scaling)");
-    if (*c->resume && *c->init) return dpn_fail(DPN_ERR_USAGE, "--resume and --init cannot both be given");
-    if (*c->resume && c->overwrite)
-        return dpn_fail(DPN_ERR_USAGE, "--resume and --overwrite cannot both be given");
-    if (!strcmp(c->resume, setup_auto) && !*c->out)
-        return dpn_fail(DPN_ERR_USAGE, "--resume 'auto' needs --out (the folder to look in)");
     if (*c->milestones && strcmp(c->schedule, "step"))
         return dpn_fail(DPN_ERR_USAGE, "--milestones '%s' needs --schedule step", c->milestones);
     if (!strcmp(c->schedule, "step") && !*c->milestones)
@@ -72,7 +78,7 @@ static enum dpn_status setup_devices(struct dpn_run *run)
             return dpn_fail(DPN_ERR_USAGE, "--blas 'openblas' cannot be had: %s", run->blas.why);
         for (size_t i = 0; i < run->group.n; i++) run->group.devices[i].kernels = run->kernels;
     }
-    run->barrier.n = run->leaving.n = (uint32_t)run->group.n;
+    run->barrier.n = (uint32_t)run->group.n;
     return DPN_OK;
 }
 
@@ -116,8 +122,8 @@ static enum dpn_status setup_batch(struct dpn_run *run)
     run->shards = c->shards ? c->shards : n;
     run->grad_sum = !strcmp(c->grad_op, "sum");
     if (run->shards < n)
-        return dpn_fail(DPN_ERR_USAGE, "--shards '%llu' is less than the number of devices, %zu",
-                        (unsigned long long)run->shards, n);
+        return dpn_fail(DPN_ERR_USAGE, "--shards '%llu'%s is less than the number of devices, %zu",
+                        (unsigned long long)run->shards, run->resume ? " (from the checkpoint)" : "", n);
     for (int i = 0; i < 3; i++)
         if (!strcmp(c->last_batch, last_words[i])) last = (enum dpn_last_batch)i;
     DPN_TRY(dpn_sampler_open(&run->sampler, run->data.train.n, run->batch, last, !c->no_shuffle, c->seed));
@@ -174,6 +180,8 @@ static enum dpn_status setup_schedule(struct dpn_run *run)
                 return dpn_fail(DPN_ERR_USAGE, "--milestones '%s' is not ascending", c->milestones);
         run->schedule.milestones = run->milestones;
     }
+    if (c->steps > run->schedule.total_steps && run->schedule.kind == DPN_SCHEDULE_COSINE && run->training)
+        run->schedule_short = 1;
     run->end_epoch = c->epochs;
     run->end_step = c->steps ? c->steps : UINT64_MAX;
     if (c->steps && !dpn_option_given(c, "epochs")) run->end_epoch = (c->steps - 1) / per_epoch + 1;
@@ -200,8 +208,8 @@ static enum dpn_status setup_reducer(struct dpn_run *run)
     run->plan.buckets = run->buckets;
     /* Teams are better at a whole arena than one thread at its slice; clipping and checking want the
      * gradient. */
-    run->fused = run->training && run->mode->replicated_state && !c->check_reduce &&
-                 c->clip_norm <= 0 && (run->reducer_class->flags & DPN_REDUCE_FUSED) != 0;
+    run->fused = run->training && run->mode->replicated_state && !c->check_reduce && c->clip_norm <= 0 &&
+                 (run->reducer_class->flags & DPN_REDUCE_FUSED) != 0;
     for (size_t m = 0; m < run->group.n; m++) run->fused &= run->group.devices[m].threads == 1;
     run->fused_update = (struct dpn_reduce_update){dpn_update_fused, dpn_update_soon, run};
     if (run->fused) group->update = &run->fused_update;
@@ -210,6 +218,16 @@ static enum dpn_status setup_reducer(struct dpn_run *run)
     struct dpn_reducer *inner = run->reducer;
     run->reducer = NULL;
     return dpn_reduce_check_open(group, &run->plan, inner, &run->reducer);
+}
+
+/* Whether the run's arenas fit into the machine at all: told here, before anything is written. */
+static enum dpn_status setup_check_memory(const struct dpn_run *run)
+{
+    char what[DPN_NAME_BYTES + 256];
+    size_t n = run->group.n, private = 1 /* gradients */ + (run->fused ? 0 : 1 + (size_t)run->n_slots);
+    uint64_t arenas = run->training ? n * private + (run->fused ? 1 + (uint64_t)run->n_slots : 1) : n;
+    snprintf(what, sizeof what, "--model '%s' on %zu device(s)", run->model->spec, n);
+    return dpn_data_check_fits(what, arenas, (uint64_t)run->model->arena_elems * sizeof(float));
 }
 
 /* ---- files ---- */
@@ -234,10 +252,9 @@ static enum dpn_status setup_resume(struct dpn_run *run)
             "--resume '%s' was trained on other data (%llu samples, checksum %08x; here %zu, %08x)",
             dpn_checkpoint_path(run->resume), (unsigned long long)run->record.data_samples,
             run->record.data_crc, train->n, train->crc);
-    if (run->config->batch_per_device && run->record.devices != run->group.n)
-        return dpn_fail(DPN_ERR_USAGE,
-                        "--batch-per-device '%llu' on %zu devices is another batch than on the %llu of '%s'",
-                        (unsigned long long)run->config->batch_per_device, run->group.n,
+    if (run->record.devices != run->group.n && (run->config->batch_per_device || run->grad_sum))
+        return dpn_fail(DPN_ERR_USAGE, "%s gives other numbers on %zu device(s) than on the %llu of '%s'",
+                        run->grad_sum ? "--grad-op 'sum'" : "--batch-per-device", run->group.n,
                         (unsigned long long)run->record.devices, dpn_checkpoint_path(run->resume));
     if (run->record.step_in_epoch >= run->sampler.steps)
         return dpn_fail(DPN_ERR_INPUT, "--resume '%s' is at step %llu of an epoch of %zu",
@@ -292,10 +309,12 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
     int found = 0;
     *run = (struct dpn_run){.config = config, .training = training, .start_ns = start_ns, .log_fd = -1};
     dpn_json_init(&run->json);
-    DPN_TRY(setup_check_options(run));
-    DPN_TRY(setup_devices(run));
+    DPN_TRY(setup_check_resume(config));
+    /* First, because it sets options: among them which kernels are used. */
     if (*config->resume)
         DPN_TRY(dpn_checkpoint_open(config->resume, config->out, config, &run->record, &found, &run->resume));
+    DPN_TRY(setup_check_options(run));
+    DPN_TRY(setup_devices(run));
     DPN_TRY(dpn_optimizer_find(config->optimizer, &run->optimizer));
     DPN_TRY(setup_data(run));
     DPN_TRY(setup_batch(run));
@@ -303,6 +322,7 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
                            run->data.classes, &run->model));
     DPN_TRY(setup_schedule(run));
     DPN_TRY(setup_reducer(run));
+    DPN_TRY(setup_check_memory(run));
     DPN_TRY(setup_weights(run));
     run->record.shards = run->shards;
     run->record.data_samples = run->data.train.n;

@@ -7,7 +7,6 @@
  */
 #include "train/trainer.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -259,6 +258,10 @@ static enum dpn_status trainer_save(struct dpn_run *run, struct dpn_replica *rep
                                            replica->state};
     enum dpn_status status;
     if (run->saved && !best) return DPN_OK;
+    /* The loss is checked before each update; this is what the last one made. */
+    if (!isfinite(run->kernels->sum_squares(run->model->arena_elems, replica->params)))
+        return dpn_fail(DPN_ERR_NUMERIC, "the parameters after step %llu are not finite: not saved",
+                        (unsigned long long)run->record.global_step - 1);
     status = dpn_checkpoint_save(run->out, run->model, run->config, &run->record, &arenas, best);
     run->saved = status == DPN_OK;
     dpn_phase_end(replica, DPN_PHASE_SAVE);
@@ -303,6 +306,9 @@ static enum dpn_status trainer_accuracy(struct dpn_run *run, uint64_t epoch, dou
                                         int *best)
 {
     DPN_TRY(dpn_report_eval(run, epoch, loss, accuracy));
+    if (!isfinite(loss))
+        return dpn_fail(DPN_ERR_NUMERIC, "the evaluation loss after step %llu (epoch %llu) is not finite",
+                        (unsigned long long)run->record.global_step - 1, (unsigned long long)epoch + 1);
     run->totals.last_accuracy = accuracy;
     *best = accuracy > run->record.best_accuracy;
     if (*best) run->record.best_accuracy = accuracy;
@@ -399,13 +405,13 @@ enum dpn_status dpn_trainer_body(void *arg, struct dpn_device *device)
     struct dpn_run *run = arg;
     struct dpn_replica *replica = &run->replicas[device->member];
     replica->device = device;
+    /* Buffers are freed when all threads have ended, for after a failure others may still read them. */
     enum dpn_status status = trainer_run(run, replica);
     if (status != DPN_OK) dpn_abort_raise(&run->group.abort, status);
-    /* Others may still read this replica's buffers: all leave before any are freed. An abort does not wait
-     * here, because every member gets here by itself, so the barrier is complete in any case. */
-    enum dpn_status left = dpn_barrier_wait(&run->leaving, NULL);
-    assert(left == DPN_OK);
-    (void)left;
-    trainer_close(run, replica);
     return status;
+}
+
+void dpn_trainer_close(struct dpn_run *run)
+{
+    for (size_t m = 0; m < run->group.n; m++) trainer_close(run, &run->replicas[m]);
 }

@@ -64,7 +64,7 @@ struct dpn_replica {
     struct dpn_exec exec;
     void *exec_memory;
     size_t exec_bytes;
-    float *params; /* shared by the devices of a node if run->fused */
+    float *params;               /* shared by the devices of a node if run->fused */
     float *state[DPN_MAX_SLOTS]; /* where run->fused device 0's serves all */
     const struct dpn_step *step; /* the one under way, for the fused update */
     /* Partial sums of this step, a stack: the binary counter of DESIGN section 4 (accumulate.c). */
@@ -123,6 +123,7 @@ struct dpn_run {
     struct dpn_optimizer_settings settings;
     int n_slots;
     struct dpn_schedule schedule;
+    int schedule_short; /* it ends before the run does */
     double *milestones;
 
     const struct dpn_mode_class *mode;
@@ -137,17 +138,15 @@ struct dpn_run {
     uint64_t shards; /* V */
     size_t max_rows; /* of one shard */
     struct dpn_reduce_update fused_update;
-    int fused;       /* owners of slices apply the optimizer in the reducer; one set of parameters a node */
-    int grad_sum;    /* --grad-op sum */
-    int training;    /* 0: cmd_eval */
+    int fused;    /* owners of slices apply the optimizer in the reducer; one set of parameters a node */
+    int grad_sum; /* --grad-op sum */
+    int training; /* 0: cmd_eval */
     struct dpn_replica *replicas;
-    float *start_params,
-        *start_state[DPN_MAX_SLOTS]; /* from --init or --resume; NULL: by seed. Freed by device 0 */
-    double *shard_loss[2];           /* [V], by parity of the step */
-    int stop[2];                     /* by parity of the step: leave after it */
-    struct dpn_barrier barrier;      /* of all device threads */
-    struct dpn_barrier leaving;      /* the last one of a run; also reached after a failure */
-    void *mode_data;                 /* dp's root buffers */
+    float *start_params, *start_state[DPN_MAX_SLOTS]; /* from --init or --resume; NULL: by seed. */
+    double *shard_loss[2];                            /* [V], by parity of the step */
+    int stop[2];                                      /* by parity of the step: leave after it */
+    struct dpn_barrier barrier;                       /* of all device threads */
+    void *mode_data;                                  /* dp's root buffers */
 
     /* evaluation */
     double *eval_loss;
@@ -159,7 +158,6 @@ struct dpn_run {
     double epoch_loss_sum;        /* of the epoch just completed */
     uint64_t end_epoch, end_step; /* where training ends: whichever comes first */
     int finished;
-    enum dpn_status outcome;
 
     struct dpn_checkpoint_dir *out;
     struct dpn_checkpoint *resume;
@@ -177,8 +175,10 @@ struct dpn_run {
 enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int training, uint64_t start_ns);
 void dpn_run_close(struct dpn_run *run);
 
-/* trainer.c: the body of every device thread. ARG: struct dpn_run. */
+/* trainer.c: the body of every device thread; ARG: struct dpn_run. And, when all device threads have ended,
+ * freeing what they opened (also if some never began). */
 enum dpn_status dpn_trainer_body(void *arg, struct dpn_device *device);
+void dpn_trainer_close(struct dpn_run *run);
 
 /* evaluate.c: all members call; device 0 ends with the result in *LOSS (mean) and *ACCURACY; others leave
  * them alone. Every sample of the test set is counted once, in chunks of 256 whose results are added in
@@ -214,7 +214,7 @@ enum dpn_status dpn_accumulate_finish(struct dpn_run *run, struct dpn_replica *r
 void dpn_update_fused(void *arg, int member, size_t first, size_t elems, const float *sum);
 void dpn_update_soon(void *arg, int member, size_t first, size_t elems);
 enum dpn_status dpn_update(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                const float *grads);
+                           const float *grads);
 size_t dpn_update_norm_parts(size_t arena_elems); /* doubles in norm_parts */
 
 /* bucket.c: cuts an arena into buckets of about BUCKET_MB MiB (0: chosen from the arena's size), both ends

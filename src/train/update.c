@@ -1,5 +1,6 @@
-/* The optimizer step of one replica, spread over its team; with --clip-norm as
- * torch.nn.utils.clip_grad_norm_.
+/* The optimizer step: fused into the reducer slice by slice, or over a replica's whole arena by its team;
+ * with
+ * --clip-norm as torch.nn.utils.clip_grad_norm_.
  */
 #include <math.h>
 #include <string.h>

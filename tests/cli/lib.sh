@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Helpers of the black-box tests; sourced by them.  They get DPNODE (the program), TOOL (tests/cli/tool)
 # and srcdir from the harness.  A check prints "ok ROW: ..." or "not ok ROW: ..."; finish sets the status.
 set -u

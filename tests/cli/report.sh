@@ -40,4 +40,7 @@ refused INIT "fc1.weight" "$DPNODE" eval --devices 0 --data $data --init "$work/
 run --epochs 5 --lr 1e30 --quiet >"$work/out" 2>"$work/err"; status=$?
 check N01 "a loss that is not finite ends the run with status 1" test $status = 1
 check N01 "and names step and device" grep -q 'step .*device' "$work/err"
+run --steps 1 --lr 1e30 --quiet --out "$work/nan" >"$work/out" 2>"$work/err"; status=$?
+check N01 "an update that is not finite ends the run with status 1, too" test $status = 1
+check N01 "and nothing is saved" test ! -e "$work/nan/last.safetensors"
 finish

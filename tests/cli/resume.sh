@@ -2,7 +2,7 @@
 # Checkpoints, resuming and signals: rows C01-C09, O01 and G01 of the field cases.
 . "${srcdir:-.}/tests/cli/lib.sh"
 data=synthetic:samples=400,test=60,shape=1x12x12,classes=10
-base=(--quiet --oversubscribe --data $data --model mlp:hidden=40x24 --seed 5)
+base=(--quiet --oversubscribe --data "$data" --model mlp:hidden=40x24 --seed 5)
 train() { "$DPNODE" train "${base[@]}" "$@" 2>/dev/null; }
 
 for options in "--momentum 0.9" "--optimizer adam" "--optimizer adamw --weight-decay 0.1" "--schedule cosine --warmup-epochs 1 --momentum 0.9"; do
@@ -15,6 +15,13 @@ for options in "--momentum 0.9" "--optimizer adam" "--optimizer adamw --weight-d
     }
     check C01 "$options: resumed in mid-epoch on other devices, same weights" same "$work/whole/last.safetensors" "$work/part/last.safetensors"
 done
+# The instruction set, and where the schedule ends, come from the checkpoint too.
+train --devices 0 --shards 2 --batch 70 --epochs 4 --schedule cosine --isa ref --overwrite --out "$work/whole"
+train --devices 0-1 --batch 70 --epochs 4 --schedule cosine --isa ref --steps 9 --overwrite --out "$work/part"
+train --devices 0 --resume auto --out "$work/part"
+check C01 "--isa ref, cosine: resumed without naming them, same weights" same "$work/whole/last.safetensors" "$work/part/last.safetensors"
+train --devices 0-1 --grad-op sum --steps 2 --overwrite --out "$work/sum"
+refused C01 "--grad-op" "$DPNODE" train "${base[@]}" --devices 0 --resume auto --out "$work/sum"
 train --devices 0 --batch 70 --epochs 2 --save-every 3s --overwrite --out "$work/s"
 check C01 "--save-every 3s wrote step-00000009" test -f "$work/s/step-00000009.state.safetensors"
 train --devices 0 --batch 70 --epochs 2 --out "$work/s2" --resume "$work/s/step-00000009.state.safetensors"

@@ -14,7 +14,7 @@ refused V02 "0" "$DPNODE" train --devices 0,0 --data "$z"
 refused V02 "1" "$DPNODE" train --oversubscribe --devices 0-2,1-999999999999 --data "$z"
 check V02 "gaps and order are kept" \
     sh -c "'$DPNODE' train --oversubscribe --devices 2,0,4 --data $z --epochs 1 | grep -c '^device' | grep -qx 3"
-for list in 0-4096 0-99999999999999999999 1gpu2 0- -3 0,,1 0, , x 1-0 99; do
+for list in 0-4096 0-99999999999999999999 1gpu2 0- -3 0,,1 '0,' ',' x 1-0 99; do
     refused V03 "--devices" "$DPNODE" train --devices "$list" --data /nonexistent
 done
 refused V06 "--learning-rte" "$DPNODE" train --learning-rte 0.5

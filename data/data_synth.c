@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/memory.h"
 #include "core/parse.h"
 #include "core/rng.h"
 
@@ -185,6 +186,7 @@ static enum dpn_status synth_make_split(const struct synth_config *config,
     if (n == 0) return DPN_OK;
     size_t sample_bytes = config->channels * config->height * config->width;
     uint8_t *images = storage->images[split] = malloc(n * sample_bytes);
+    if (images) dpn_memory_large_pages(images, n * sample_bytes);
     int32_t *labels = storage->labels[split] = malloc(n * sizeof(*labels));
     if (!images || !labels) return dpn_fail(DPN_ERR_NOMEM, "--data synthetic: no memory for %zu samples", n);
     synth_make_labels(split, n, config->classes, labels);

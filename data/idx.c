@@ -12,6 +12,8 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include "core/memory.h"
+
 enum {
     IDX_INPUT_BYTES = 1 << 17,
     IDX_PIECE_BYTES = 1 << 30, /* zlib counts in 32 bits */
@@ -281,6 +283,7 @@ static enum dpn_status idx_grow(struct dpn_idx *idx, size_t capacity, const char
     uint8_t *bytes = realloc(idx->bytes, capacity);
     if (!bytes) return dpn_fail(DPN_ERR_NOMEM, "%s: no memory for %zu bytes", path, capacity);
     idx->bytes = bytes;
+    dpn_memory_large_pages(bytes, capacity);
     return DPN_OK;
 }
 

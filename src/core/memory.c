@@ -44,8 +44,18 @@ enum dpn_status dpn_arena_alloc(void *arena, size_t bytes, const char *what)
         memcpy(arena, &memory, sizeof memory);
         return dpn_fail_errno(DPN_ERR_NOMEM, cause, "cannot get %zu bytes for %s", bytes, what);
     }
+    dpn_memory_large_pages(memory, bytes);
     memcpy(arena, &memory, sizeof memory); /* *ARENA may be a pointer of any type */
     return DPN_OK;
+}
+
+void dpn_memory_large_pages(void *address, size_t bytes)
+{
+    enum { LARGE = 4 << 20 };
+    uintptr_t begin = (uintptr_t)address, end = begin + bytes;
+    if (bytes < LARGE) return;
+    begin = (begin + DPN_PAGE_BYTES - 1) / DPN_PAGE_BYTES * DPN_PAGE_BYTES;
+    madvise((void *)begin, (end - begin) / DPN_PAGE_BYTES * DPN_PAGE_BYTES, MADV_HUGEPAGE);
 }
 
 void dpn_arena_free(void *arena, size_t bytes)

@@ -23,6 +23,9 @@ size_t dpn_round16(size_t elems);
 enum dpn_status dpn_arena_alloc(void *arena, size_t bytes, const char *what);
 void dpn_arena_free(void *arena, size_t bytes); /* arena NULL: nothing */
 
+/* Asks for large pages in the range (not yet touched); blocks below 4 MiB are left alone. A hint. */
+void dpn_memory_large_pages(void *address, size_t bytes);
+
 /* *BLOCK := zeroed block of COUNT items of SIZE bytes, 64-byte aligned; overflow is checked.
  * Free with free(). Errors: DPN_ERR_NOMEM. Any thread. */
 enum dpn_status dpn_calloc(void *block, size_t count, size_t size, const char *what);

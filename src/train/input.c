@@ -7,7 +7,7 @@
 
 /* Below INPUT_TEAM_ELEMS a team's hand-out costs more than it saves. Samples lie at random places of a set
  * that is larger than the caches, so those INPUT_AHEAD rows ahead are asked for while a row is converted. */
-enum { INPUT_TEAM_ELEMS = 1 << 16, INPUT_AHEAD = 4 };
+enum { INPUT_TEAM_ELEMS = 1 << 16, INPUT_AHEAD = 4, INPUT_AHEAD_BYTES = 1 << 16 };
 
 struct input_job {
     const struct dpn_run *run;
@@ -29,7 +29,7 @@ static void input_prefetch(const struct input_job *job, size_t index)
     const char *at = job->samples->u8 ? (const char *)(job->samples->u8 + index * elems)
                                       : (const char *)(job->samples->f32 + index * elems);
     size_t bytes = elems * (job->samples->u8 ? sizeof(uint8_t) : sizeof(float));
-    for (size_t i = 0; i < bytes; i += DPN_CACHE_LINE_BYTES) __builtin_prefetch(at + i, 0, 2);
+    for (size_t i = 0; i < bytes; i += DPN_CACHE_LINE_BYTES) __builtin_prefetch(at + i, 0, 3);
     __builtin_prefetch(&job->samples->labels[index], 0, 2);
 }
 
@@ -78,6 +78,17 @@ void dpn_input_batch(struct dpn_run *run, struct dpn_replica *replica, const str
     struct input_job job = {run,   &run->data.train, step, first, rows, run->model->values[0].stride, input,
                             labels};
     input_fill(replica, &job);
+}
+
+void dpn_input_ahead(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                     size_t first, size_t rows)
+{
+    struct input_job job = {run, &run->data.train, step, first, rows, 0, NULL, NULL};
+    size_t bytes = run->data.sample_elems * (run->data.train.u8 ? sizeof(uint8_t) : sizeof(float));
+    /* Into this core's cache; a team gathers with all its cores. */
+    if (replica->device->threads > 1) return;
+    if (rows * bytes > INPUT_AHEAD_BYTES) rows = INPUT_AHEAD_BYTES / bytes;
+    for (size_t r = 0; r < rows; r++) input_prefetch(&job, input_index(&job, first + r));
 }
 
 void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows)

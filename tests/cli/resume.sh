@@ -113,9 +113,12 @@ for case in "INT 130" "TERM 143"; do
     for delay in 0.0 0.05 0.1 0.2; do
         rm -rf "$work/sig"
         "$DPNODE" train "${base[@]}" --devices 0-1 --batch 10 --epochs 4000 --out "$work/sig" >/dev/null 2>"$work/err" &
-        pid=$!; sleep 0.1; sleep $delay
+        pid=$!
+        # The folder is made at the end of set-up: from then on the signal must be taken as one.
+        for _ in $(seq 200); do [ -d "$work/sig" ] && break; sleep 0.05; done
+        sleep $delay
         kill -"$1" $pid; status=0; wait $pid || status=$?
-        check G01 "$1 after 0.1 + $delay s: status $2" test $status = "$2"
+        check G01 "$1 $delay s after set-up: status $2" test $status = "$2"
         check G01 "$1: one line says so" grep -q "SIG$1" "$work/err"
         if [ -f "$work/sig/last.state.safetensors" ]; then
             epoch=$("$DPNODE" info "$work/sig/last.state.safetensors" | awk '/^ *epoch / { print $NF; exit }')

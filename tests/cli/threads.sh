@@ -54,8 +54,14 @@ if [ "$cpus" -ge 2 ]; then
     # bindings PID: the CPUs that its threads are bound to, one each.
     bindings() { grep -h Cpus_allowed_list /proc/"$1"/task/*/status 2>/dev/null | awk '{ print $2 }'; }
     for variable in "OMP_PROC_BIND=true" "GOMP_CPU_AFFINITY=0" "OMP_PLACES={0}"; do
-        env "$variable" "$DPNODE" train --quiet --devices 0-1 --data $data --epochs 60 >/dev/null 2>&1 &
-        pid=$!; sleep 0.4; list=$(bindings $pid | sort -u | tr '\n' ' '); kill $pid; wait $pid 2>/dev/null
+        env "$variable" "$DPNODE" train --quiet --devices 0-1 --data $data --epochs 1000000 >/dev/null 2>&1 &
+        pid=$!
+        for _ in $(seq 100); do
+            list=$(bindings $pid | sort -u | tr '\n' ' ')
+            case " $list" in *" 0 "*" 1 "*) break ;; esac
+            sleep 0.1
+        done
+        kill $pid; wait $pid 2>/dev/null
         check T07 "$variable: device threads on CPUs 0 and 1 ($list)" sh -c "echo '$list' | grep -qw 0 && echo '$list' | grep -qw 1"
     done
 else

@@ -18,7 +18,7 @@ threads_of() {
 }
 for set in "" "OMP_NUM_THREADS=8" "OPENBLAS_NUM_THREADS=8"; do
     # shellcheck disable=SC2086
-    most=$(threads_of env $set "$DPNODE" train --quiet --oversubscribe --devices 0-3 --data $data --epochs 12 --threads-per-device 1)
+    most=$(threads_of env $set "$DPNODE" train --quiet --oversubscribe --devices 0-3 --data $data --epochs 40 --threads-per-device 1)
     check T01 "4 devices${set:+ with $set}: at most $most threads" test "$most" -ge 4 -a "$most" -le 7
 done
 "$DPNODE" train --oversubscribe --devices 0-1 --data $data --epochs 1 >"$work/out" 2>/dev/null

@@ -1,5 +1,4 @@
-/* The optimizer step: fused into the reducer slice by slice, or over a replica's whole arena by its team;
- * with
+/* The optimizer step: fused into the reducer slice by slice, or over a replica's whole arena by its team. With
  * --clip-norm as torch.nn.utils.clip_grad_norm_.
  */
 #include <math.h>

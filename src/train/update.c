@@ -1,5 +1,5 @@
-/* The optimizer step: fused into the reducer slice by slice, or over a replica's whole arena by its team. With
- * --clip-norm as torch.nn.utils.clip_grad_norm_.
+/* The optimizer step: fused into the reducer slice by slice, or over a replica's whole arena by its team.
+ * Clipping is that of torch.nn.utils.clip_grad_norm_.
  */
 #include <math.h>
 #include <string.h>

@@ -71,6 +71,19 @@ extern const struct dpn_dataset_class *const dpn_dataset_classes[]; /* NULL-term
 enum dpn_status dpn_dataset_open(const struct dpn_dataset_request *request, struct dpn_dataset *dataset);
 void dpn_dataset_close(struct dpn_dataset *dataset); /* a zeroed or closed DATASET: nothing */
 
+/* Where a set of files may lie: the folder that was given, or --data-root or $DPNODE_DATA or ./data/sets, as NAME or
+ * BELOW in it (BELOW also in NAME); and where a package puts it (NULL: nowhere). */
+struct dpn_data_place {
+    const char *name, *below, *system_folder;
+    const char *wanted; /* the files, for the error text */
+    /* Whether DIR is the set's folder, by a file that is there (whatever its contents). */
+    enum dpn_status (*holds)(const char *dir, int *holds);
+};
+/* *PATH := the absolute path of the first such folder, malloc'd. ARGUMENT: the DIR of --data, or NULL; ROOT: --data-root
+ * or "". DPN_ERR_INPUT names all places that were tried. */
+enum dpn_status dpn_data_locate(const struct dpn_data_place *place, const char *argument, const char *root,
+                                char **path);
+
 /* DPN_ERR_NOMEM, naming WHAT and both sizes, if COUNT items of SIZE bytes are more than the machine has
  * memory: Linux would grant the address space and kill the process later. */
 enum dpn_status dpn_data_check_fits(const char *what, uint64_t count, uint64_t size);
@@ -95,6 +108,25 @@ struct dpn_idx {
 enum dpn_status dpn_idx_read(const char *path, uint32_t want_magic, struct dpn_idx *idx);
 /* As dpn_idx_read for any IDX of type 08 (rank 1..4): for `dpnode info`. */
 enum dpn_status dpn_idx_read_any(const char *path, struct dpn_idx *idx);
+
+/* NumPy's .npy form, versions 1 to 3, C order, little-endian: the file mapped read-only. */
+enum { DPN_NPY_MAX_RANK = 8 };
+struct dpn_npy {
+    char kind; /* 'u', 'i' or 'f' */
+    size_t item_bytes;
+    unsigned rank;
+    size_t dims[DPN_NPY_MAX_RANK];
+    size_t elems;
+    const uint8_t *data; /* in the map, aligned as in the file */
+    void *map;
+    size_t map_bytes;
+};
+/* Checked: magic, version, every key of the header, order of bytes and elements, and the sizes against the file's. Errors:
+ * DPN_ERR_INPUT naming PATH. The file must not be cut while it is open. */
+enum dpn_status dpn_npy_open(const char *path, struct dpn_npy *npy);
+void dpn_npy_close(struct dpn_npy *npy); /* zeroed: nothing */
+/* "3x32x32" */
+void dpn_npy_shape_text(const struct dpn_npy *npy, char *text, size_t size);
 
 /* CRC-32 (zlib's) of BYTES bytes continued from CRC (0 to start), and of the concatenation of two ranges. */
 uint32_t dpn_crc32(uint32_t crc, const void *bytes, size_t n_bytes);

@@ -10,20 +10,12 @@
 #include "data/data.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 enum { MNIST_CLASSES = 10 };
-
-struct mnist_set {
-    const char *torch_name; /* torchvision's folder */
-    const char *system_dir; /* where a package puts it, or NULL */
-};
-static const struct mnist_set mnist_fashion = {"FashionMNIST", DPN_FASHION_MNIST_DEBIAN_DIR};
-static const struct mnist_set mnist_digits = {"MNIST", NULL};
 
 struct mnist_kind {
     const char *name; /* in file names */
@@ -56,85 +48,14 @@ static enum dpn_status mnist_locate(const char *dir, const char *part, const str
     return DPN_OK;
 }
 
-/* ---- where the folder is ---- */
-
-struct mnist_search {
-    const struct mnist_set *set;
-    const char *name;
-    char *found; /* malloc'd */
-    char tried[800];
-    enum dpn_status status;
-};
-
-static void mnist_note_tried(struct mnist_search *search, const char *dir)
+static enum dpn_status mnist_holds(const char *dir, int *holds)
 {
-    struct stat st;
-    const char *why = "";
-    if (stat(dir, &st) != 0) why = errno == ENOENT ? " (no such folder)" : " (cannot be read)";
-    else if (!S_ISDIR(st.st_mode)) why = " (not a folder)";
-    size_t length = strlen(search->tried);
-    snprintf(search->tried + length, sizeof(search->tried) - length, "%s%s%s", length ? ", " : "", dir, why);
-}
-
-/* True if the search is over: DIR has a training file, or memory ran out. */
-__attribute__((format(printf, 2, 3))) static int mnist_try(struct mnist_search *search, const char *format,
-                                                           ...)
-{
-    char *dir, *file = NULL;
-    va_list args;
-    va_start(args, format);
-    int length = vasprintf(&dir, format, args);
-    va_end(args);
-    if (length < 0) {
-        search->status = dpn_fail(DPN_ERR_NOMEM, "--data %s: no memory for a path", search->name);
-        return 1;
-    }
-    search->status = mnist_locate(dir, "train", &mnist_images, &file);
-    if (search->status == DPN_OK && !file) search->status = mnist_locate(dir, "train", &mnist_labels, &file);
-    if (search->status == DPN_OK && file) {
-        search->found = realpath(dir, NULL); /* two runs from two folders must show two paths */
-        if (!search->found) search->status = dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read", dir);
-    } else if (search->status == DPN_OK) {
-        mnist_note_tried(search, dir);
-    }
+    char *file = NULL;
+    DPN_TRY(mnist_locate(dir, "train", &mnist_images, &file));
+    if (!file) DPN_TRY(mnist_locate(dir, "train", &mnist_labels, &file));
+    *holds = file != NULL;
     free(file);
-    free(dir);
-    return search->found || search->status != DPN_OK;
-}
-
-static int mnist_try_root(struct mnist_search *search, const char *root)
-{
-    return mnist_try(search, "%s/%s", root, search->name) ||
-           mnist_try(search, "%s/%s/raw", root, search->set->torch_name) || mnist_try(search, "%s", root);
-}
-
-/* A DIR or a --data-root that was given is the only place; $DPNODE_DATA is one more place to look. */
-static int mnist_search_all(struct mnist_search *search, const char *argument, const char *root)
-{
-    if (argument)
-        return mnist_try(search, "%s", argument) ||
-               mnist_try(search, "%s/%s/raw", argument, search->set->torch_name);
-    if (root[0]) return mnist_try_root(search, root);
-    const char *environment = getenv("DPNODE_DATA");
-    if (environment && environment[0] && mnist_try_root(search, environment)) return 1;
-    if (mnist_try(search, "./data/sets/%s", search->name) ||
-        mnist_try(search, "./data/sets/%s/raw", search->set->torch_name))
-        return 1;
-    return search->set->system_dir && mnist_try(search, "%s", search->set->system_dir);
-}
-
-static enum dpn_status mnist_find(const struct mnist_set *set, const char *name, const char *argument,
-                                  const char *root, char **found)
-{
-    struct mnist_search search = {.set = set, .name = name};
-    if (!mnist_search_all(&search, argument, root))
-        return dpn_fail(
-            DPN_ERR_INPUT,
-            "--data %s%s%s: not found in %s; wanted there: train-images-idx3-ubyte, train-labels-idx1-"
-            "ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte (raw or .gz)",
-            name, argument ? ":" : "", argument ? argument : "", search.tried);
-    *found = search.found;
-    return search.status;
+    return DPN_OK;
 }
 
 /* ---- reading ---- */
@@ -210,10 +131,18 @@ static void mnist_close(struct dpn_dataset *dataset)
     dataset->storage = NULL;
 }
 
-static enum dpn_status mnist_open(const struct mnist_set *set, const char *argument, const char *root,
-                                  struct dpn_dataset *dataset)
+static enum dpn_status mnist_open(const char *torch_folder, const char *system_folder, const char *argument,
+                                  const char *root, struct dpn_dataset *dataset)
 {
-    DPN_TRY(mnist_find(set, dataset->name, argument, root, &dataset->path));
+    const struct dpn_data_place place = {
+        .name = dataset->name,
+        .below = torch_folder,
+        .system_folder = system_folder,
+        .wanted = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
+                  "t10k-labels-idx1-ubyte (raw or .gz)",
+        .holds = mnist_holds,
+    };
+    DPN_TRY(dpn_data_locate(&place, argument, root, &dataset->path));
     enum dpn_status status = DPN_OK;
     dataset->storage = calloc(1, sizeof(struct mnist_storage));
     if (!dataset->storage) {
@@ -237,14 +166,14 @@ static enum dpn_status mnist_open_fashion(const struct dpn_dataset_class *cls, c
                                           const char *root, struct dpn_dataset *dataset)
 {
     (void)cls;
-    return mnist_open(&mnist_fashion, argument, root, dataset);
+    return mnist_open("FashionMNIST/raw", DPN_FASHION_MNIST_DEBIAN_DIR, argument, root, dataset);
 }
 
 static enum dpn_status mnist_open_digits(const struct dpn_dataset_class *cls, const char *argument,
                                          const char *root, struct dpn_dataset *dataset)
 {
     (void)cls;
-    return mnist_open(&mnist_digits, argument, root, dataset);
+    return mnist_open("MNIST/raw", NULL, argument, root, dataset);
 }
 
 static const double mnist_fashion_mean[] = {0.2860}, mnist_fashion_std[] = {0.3530};

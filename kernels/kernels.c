@@ -29,25 +29,71 @@ void dpn_panel(size_t rows, size_t columns, size_t p, size_t *offset, size_t *st
     *stride = left < DPN_PANEL_COLUMNS ? kernels_round16(left) : DPN_PANEL_COLUMNS;
 }
 
-void dpn_panel_pack(size_t rows, size_t columns, const float *torch_weight, float *panel)
+/* PyTorch's order of one column, channel by channel, and the row of element K of it. */
+static size_t kernels_column_elems(const struct dpn_panel_rows *rows)
 {
-    for (size_t first = 0; first < columns; first += DPN_PANEL_COLUMNS) {
-        size_t offset, stride;
-        dpn_panel(rows, columns, first / DPN_PANEL_COLUMNS, &offset, &stride);
-        for (size_t r = 0; r < rows; r++) {
-            for (size_t c = 0; c < stride; c++)
-                panel[offset + r * stride + c] = first + c < columns ? torch_weight[(first + c) * rows + r]
-                                                                     : 0.0f;
+    return rows->channels * rows->taps;
+}
+
+static size_t kernels_panel_row(const struct dpn_panel_rows *rows, size_t k)
+{
+    return k % rows->taps * rows->cstride + k / rows->taps;
+}
+
+/* Between the columns FIRST .. FIRST+15 of PyTorch's layout and the panel: squares of 16 x 16, whose cache
+ * lines are whole on both sides. Columns from COLUMNS on are 0 in the panel. */
+static void kernels_pack16(const struct dpn_panel_rows *rows, size_t columns, size_t first,
+                           const float *torch_weight, float *panel, size_t stride)
+{
+    const size_t n = kernels_column_elems(rows), width = columns - first < 16 ? columns - first : 16;
+    const float *from = torch_weight + first * n;
+    for (size_t start = 0; start < n; start += 16) {
+        const size_t end = n - start < 16 ? n : start + 16;
+        for (size_t k = start; k < end; k++) {
+            float *row = panel + kernels_panel_row(rows, k) * stride;
+            for (size_t c = 0; c < width; c++) row[c] = from[c * n + k];
+            for (size_t c = width; c < 16; c++) row[c] = 0;
         }
     }
 }
 
-void dpn_panel_unpack(size_t rows, size_t columns, const float *panel, float *torch_weight)
+static void kernels_unpack16(const struct dpn_panel_rows *rows, size_t columns, size_t first,
+                             const float *panel, size_t stride, float *torch_weight)
 {
-    for (size_t column = 0; column < columns; column++) {
-        size_t offset, stride, c = column % DPN_PANEL_COLUMNS;
-        dpn_panel(rows, columns, column / DPN_PANEL_COLUMNS, &offset, &stride);
-        for (size_t r = 0; r < rows; r++) torch_weight[column * rows + r] = panel[offset + r * stride + c];
+    const size_t n = kernels_column_elems(rows), width = columns - first < 16 ? columns - first : 16;
+    float *to = torch_weight + first * n;
+    for (size_t start = 0; start < n; start += 16) {
+        const size_t end = n - start < 16 ? n : start + 16;
+        for (size_t k = start; k < end; k++) {
+            const float *row = panel + kernels_panel_row(rows, k) * stride;
+            for (size_t c = 0; c < width; c++) to[c * n + k] = row[c];
+        }
+    }
+}
+
+void dpn_panel_pack(const struct dpn_panel_rows *rows, size_t columns, const float *torch_weight,
+                    float *panel)
+{
+    const size_t n_rows = rows->taps * rows->cstride;
+    assert(rows->cstride >= rows->channels);
+    if (rows->cstride > rows->channels) memset(panel, 0, dpn_panel_elems(n_rows, columns) * sizeof *panel);
+    for (size_t first = 0; first < columns; first += 16) {
+        size_t offset, stride;
+        dpn_panel(n_rows, columns, first / DPN_PANEL_COLUMNS, &offset, &stride);
+        kernels_pack16(rows, columns, first, torch_weight, panel + offset + first % DPN_PANEL_COLUMNS,
+                       stride);
+    }
+}
+
+void dpn_panel_unpack(const struct dpn_panel_rows *rows, size_t columns, const float *panel,
+                      float *torch_weight)
+{
+    const size_t n_rows = rows->taps * rows->cstride;
+    for (size_t first = 0; first < columns; first += 16) {
+        size_t offset, stride;
+        dpn_panel(n_rows, columns, first / DPN_PANEL_COLUMNS, &offset, &stride);
+        kernels_unpack16(rows, columns, first, panel + offset + first % DPN_PANEL_COLUMNS, stride,
+                         torch_weight);
     }
 }
 

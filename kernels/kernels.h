@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "core/status.h"
+#include "kernels/conv.h"
 
 enum { DPN_PANEL_COLUMNS = 64 };
 
@@ -28,10 +29,17 @@ enum { DPN_PANEL_COLUMNS = 64 };
 size_t dpn_panel_elems(size_t rows, size_t columns);
 /* Offset of panel P's first float, and its row stride (64, or the last panel's round16 rest). */
 void dpn_panel(size_t rows, size_t columns, size_t p, size_t *offset, size_t *stride);
-/* Between PyTorch's [columns][rows] (Linear.weight: [out][in]) and the panel matrix
- * [rows=in][columns=out]; pad = 0. */
-void dpn_panel_pack(size_t rows, size_t columns, const float *torch_weight, float *panel);
-void dpn_panel_unpack(size_t rows, size_t columns, const float *panel, float *torch_weight);
+/* The rows of a weight's panel matrix: TAPS (kernel positions, or pixels before a dense layer) of CHANNELS, in
+ * steps of CSTRIDE >= channels rows (rows between are 0). PyTorch's order is [column][channel][tap]. */
+struct dpn_panel_rows {
+    size_t taps, channels, cstride;
+};
+/* Between PyTorch's Linear.weight [out][in] or Conv2d.weight [out][in][kh][kw] and the panel matrix
+ * [rows = taps*cstride][columns = out]; padding is 0. */
+void dpn_panel_pack(const struct dpn_panel_rows *rows, size_t columns, const float *torch_weight,
+                    float *panel);
+void dpn_panel_unpack(const struct dpn_panel_rows *rows, size_t columns, const float *panel,
+                      float *torch_weight);
 
 /* C[m][n] = A B, or C += A B with accumulate. Element A(i,k) = a[i*a_row + k*a_col], B(k,j) = b[k*b_row +
  * j*b_col], C(i,j) = c[i*c_row + j]. One of a_row, a_col is 1 and one of b_row, b_col is 1. b and c
@@ -63,6 +71,45 @@ struct dpn_adam {
     float decay_factor;   /* 1 - lr*weight_decay */
     float step_size;      /* lr / (1 - beta1^t) */
     float inv_sqrt_bias2; /* 1 / sqrt(1 - beta2^t): p -= step_size * m / (sqrt(v)*inv_sqrt_bias2 + eps) */
+};
+
+/* Pooling over windows of KERNEL x KERNEL at steps of STRIDE, PAD pixels around (at most kernel/2). NHWC as in
+ * conv.h; both sides have the same CSTRIDE, a multiple of 16. out = (in + 2*pad - kernel)/stride + 1 (floor). */
+struct dpn_pool {
+    size_t samples, cstride;
+    size_t in_height, in_width, in_stride, out_height, out_width, out_stride;
+    size_t kernel, stride, pad;
+    int average; /* else maximum. PyTorch's AvgPool2d with count_include_pad: divides by kernel*kernel */
+};
+
+/* Batch norm's output: y = [relu](z*scale[c] + shift[c] + residual). RESIDUAL.x NULL: none; its own scale, shift
+ * and relu as in conv.h. PIXELS x CSTRIDE, contiguous; CSTRIDE a multiple of 16. */
+struct dpn_bn_apply {
+    size_t pixels, cstride;
+    const float *z, *scale, *shift;
+    struct dpn_source residual;
+    int relu;
+    float *y; /* may be z or residual.x */
+};
+
+/* How a sample's raw pixels become an input: window (TOP, LEFT) of HEIGHT x WIDTH of the image with zeros (raw
+ * ones) around it, mirrored left to right if FLIP, then value*scale[c] + shift[c]. One of U8 and F32 is NULL; CHW.
+ * OUT: HWC, cstride = channels. */
+struct dpn_image {
+    size_t channels, height, width;
+    const uint8_t *u8;
+    const float *f32;
+    long top, left;
+    int flip;
+    const float *scale, *shift;
+    float *out;
+};
+
+/* --conv. */
+enum dpn_conv_choice {
+    DPN_CONV_AUTO,     /* the fastest for the shape, as measured */
+    DPN_CONV_WINOGRAD, /* wherever it serves */
+    DPN_CONV_DIRECT,   /* the most general everywhere */
 };
 
 struct dpn_kernels {
@@ -106,6 +153,37 @@ struct dpn_kernels {
     /* dst[i] = src[i] * scale + shift, floats. */
     void (*f32_affine)(size_t n, const float *src, float scale, float shift, float *dst);
 
+    /* From most specialised to most general; NULL-terminated, the last one serves every shape and pass. */
+    const struct dpn_conv_algorithm *const *conv;
+
+    /* ---- batch norm over PIXELS x CSTRIDE (contiguous) ---- */
+    /* Count, mean, sum of squared deviations of every channel: one block as conv.h defines it. In float32, two
+     * passes or an equivalent that does not cancel. */
+    void (*moments)(size_t pixels, size_t cstride, const float *x, float *block);
+    /* BLOCKS blocks, ascending, by Chan's rule in double: out[0] count, then mean [cstride], then sum of squared
+     * deviations [cstride]. A block with 0 pixels changes nothing. */
+    void (*moments_combine)(size_t blocks, size_t cstride, const float *moments, double *out);
+    void (*bn_apply)(const struct dpn_bn_apply *args);
+    /* Masks D (in place) and takes its sums: one block of mask->sums as conv.h says (there: y, z are pixels 0.. of
+     * this piece too). */
+    void (*mask_sums)(size_t pixels, size_t cstride, float *d, const struct dpn_mask_sums *mask);
+    /* BLOCKS blocks of sums, ascending, in double: out[0] pixels, then the first sums [cstride], then the second. */
+    void (*sums_combine)(size_t blocks, size_t cstride, const float *sums, double *out);
+    /* dz = g*g_scale[c] + z*z_scale[c] + shift[c]; dz may be g. */
+    void (*bn_grad)(size_t pixels, size_t cstride, const struct dpn_gradient *dy, float *dz);
+
+    /* ---- pooling: samples FIRST .. FIRST+COUNT-1 ---- */
+    /* Maximum: the first largest in window order, NaN wins; padding never wins. */
+    void (*pool)(const struct dpn_pool *pool, size_t first, size_t count, const float *x, float *y);
+    /* dx overwritten, padding channels included. The maximum's gradient goes to the first element of the window that
+     * equals it (NaN: the first NaN). */
+    void (*pool_grad)(const struct dpn_pool *pool, size_t first, size_t count, const float *x, const float *y,
+                      const float *dy, float *dx);
+
+    void (*image)(const struct dpn_image *image);
+
+    enum dpn_conv_choice conv_choice; /* which of them dpn_conv_choose takes */
+
     int fixed_cut; /* 1: gemm's bits depend on how it is cut (OpenBLAS), so callers cut by the shape alone */
 };
 
@@ -116,6 +194,11 @@ extern const struct dpn_kernels dpn_kernels_ref;
  * "baseline", "avx2", "avx512". One that this CPU cannot run, or that was not built, is refused:
  * DPN_ERR_USAGE naming --isa. */
 enum dpn_status dpn_kernels_select(const char *isa, const struct dpn_kernels **kernels);
+
+/* The algorithm for a pass of CONV: a function of the table and the shape of a sample, never of the number of samples.
+ * Never NULL. conv.c. */
+const struct dpn_conv_algorithm *dpn_conv_choose(const struct dpn_kernels *kernels, const struct dpn_conv *conv,
+                                                 enum dpn_conv_pass pass);
 
 /* OpenBLAS, loaded at run time: kernels/cpu/blas_openblas.c. For comparison and for CPUs that only it
  * knows: on those measured, no shape of this project's layers was faster with it than with the table's own

@@ -64,5 +64,16 @@ void DPN_ISA_SYMBOL(scale)(size_t n, float factor, float *x);
 double DPN_ISA_SYMBOL(sum_squares)(size_t n, const float *x);
 void DPN_ISA_SYMBOL(u8_to_f32)(size_t n, const uint8_t *src, float scale, float shift, float *dst);
 void DPN_ISA_SYMBOL(f32_affine)(size_t n, const float *src, float scale, float shift, float *dst);
+extern const struct dpn_conv_algorithm DPN_ISA_SYMBOL(conv_f4x4), DPN_ISA_SYMBOL(conv_direct);
+void DPN_ISA_SYMBOL(moments)(size_t pixels, size_t cstride, const float *x, float *block);
+void DPN_ISA_SYMBOL(moments_combine)(size_t blocks, size_t cstride, const float *moments, double *out);
+void DPN_ISA_SYMBOL(bn_apply)(const struct dpn_bn_apply *args);
+void DPN_ISA_SYMBOL(mask_sums)(size_t pixels, size_t cstride, float *d, const struct dpn_mask_sums *mask);
+void DPN_ISA_SYMBOL(sums_combine)(size_t blocks, size_t cstride, const float *sums, double *out);
+void DPN_ISA_SYMBOL(bn_grad)(size_t pixels, size_t cstride, const struct dpn_gradient *dy, float *dz);
+void DPN_ISA_SYMBOL(pool)(const struct dpn_pool *pool, size_t first, size_t count, const float *x, float *y);
+void DPN_ISA_SYMBOL(pool_grad)(const struct dpn_pool *pool, size_t first, size_t count, const float *x,
+                               const float *y, const float *dy, float *dx);
+void DPN_ISA_SYMBOL(image)(const struct dpn_image *image);
 
 #endif

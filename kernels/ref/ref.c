@@ -1,12 +1,12 @@
 /* Every slot as plain loops: the truth that the fast kernels are tested against, written to be read, not to
- * be fast.
+ * be fast. Here the table and the simple ones.
  *
  * Products are rounded before they are added, so gemm is the chain of kernels.h for a set without FMA.
  */
 #include <assert.h>
 #include <math.h>
 
-#include "kernels/kernels.h"
+#include "kernels/ref/ref.h"
 
 static void ref_gemm(const struct dpn_gemm *gemm)
 {
@@ -19,11 +19,6 @@ static void ref_gemm(const struct dpn_gemm *gemm)
             *c = sum;
         }
     }
-}
-
-static float ref_max0(float x)
-{
-    return x < 0.0f ? 0.0f : x; /* NaN stays NaN */
 }
 
 static void ref_bias_relu(size_t rows, size_t cols, size_t stride, const float *bias, int relu, float *y)
@@ -206,4 +201,14 @@ const struct dpn_kernels dpn_kernels_ref = {
     .sum_squares = ref_sum_squares,
     .u8_to_f32 = ref_u8_to_f32,
     .f32_affine = ref_f32_affine,
+    .conv = dpn_conv_ref,
+    .moments = dpn_ref_moments,
+    .moments_combine = dpn_ref_moments_combine,
+    .bn_apply = dpn_ref_bn_apply,
+    .mask_sums = dpn_ref_mask_sums,
+    .sums_combine = dpn_ref_sums_combine,
+    .bn_grad = dpn_ref_bn_grad,
+    .pool = dpn_ref_pool,
+    .pool_grad = dpn_ref_pool_grad,
+    .image = dpn_ref_image,
 };

@@ -24,7 +24,7 @@ struct dpn_config {
     uint64_t shards;  /* 0: one per member */
     int check_reduce;
     /* model and data */
-    const char *model, *data, *data_root, *normalize;
+    const char *model, *data, *data_root, *normalize, *augment, *batch_norm;
     uint64_t batch, batch_per_device; /* batch_per_device 0: batch is given globally */
     uint64_t epochs, steps;           /* steps 0: no limit */
     uint64_t seed;
@@ -51,7 +51,8 @@ struct dpn_config {
     int quiet, verbose;
     const char *progress;
     /* compute */
-    const char *blas, *isa;
+    const char *blas, *conv, *isa;
+    int dry_run;
     uint64_t given[4]; /* bit i: option i of the table was on the command line */
 };
 

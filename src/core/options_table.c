@@ -93,6 +93,11 @@ const struct dpn_option dpn_options[] = {
            "Folder of data sets, for --data without DIR; else $DPNODE_DATA, else ./data/sets."),
     STRING("normalize", "HOW", NUMBERS, RUN, "", GROUP_DATA, normalize,
            "none (1/255 only) or MEAN[,...]/STD[,...], per channel. Without it: the set's constants."),
+    CHOICE("augment", "HOW", NUMBERS, TRAIN, "none", "none|crop-flip", GROUP_DATA, augment,
+           "crop-flip: pad every training image by 4 pixels, crop it at random, mirror every other one."),
+    CHOICE("batch-norm", "HOW", NUMBERS, TRAIN, "local", "local|sync", GROUP_DATA, batch_norm,
+           "Statistics of batch norms: local: of every shard by itself, as PyTorch's DDP. sync: of the whole "
+           "batch."),
     U64("batch", "B", NUMBERS, TRAIN, "128", 1, TABLE_2_31, GROUP_DATA, batch,
         "Samples per optimizer step over all devices."),
     U64("batch-per-device", "B", NUMBERS, TRAIN, "", 1, TABLE_2_31, GROUP_DATA, batch_per_device,
@@ -168,11 +173,17 @@ const struct dpn_option dpn_options[] = {
     CHOICE("progress", "WHEN", SPEECH, TRAIN, "auto", "auto|always|never", GROUP_OUTPUT, progress,
            "The progress line, on standard error; auto: if that is a terminal. always: a plain line now and "
            "then."),
+    FLAG("dry-run", SPEECH, RUN, GROUP_OUTPUT, dry_run,
+         "Check everything, print what the run would be and the memory it would take, and stop there; nothing is "
+         "written."),
 
     CHOICE("blas", "NAME", NUMBERS, RUN, "auto", "auto|openblas|own", GROUP_COMPUTE, blas,
            "Who multiplies matrices; auto: own, which measured faster on every layer of these models. "
            "openblas is "
            "loaded at run time and checked."),
+    CHOICE("conv", "HOW", NUMBERS, RUN, "auto", "auto|winograd|direct", GROUP_COMPUTE, conv,
+           "How convolutions are computed; auto: the fastest for each shape, as measured. winograd: F(4x4,3x3) "
+           "wherever it serves (3x3, stride 1)."),
     CHOICE("isa", "SET", NUMBERS, RUN, "auto", "auto|ref|baseline|avx2|avx512", GROUP_COMPUTE, isa,
            "Instruction set of the kernels; auto: the widest that this CPU has."),
 };

@@ -30,6 +30,7 @@ struct dpn_model_builder {
     struct model_options options; /* every key of the class, in its order */
     size_t stored;                /* floats of all tensors so far */
     unsigned char read[DPN_MAX_VALUES];
+    unsigned char gone[DPN_MAX_VALUES]; /* overwritten by an op in place */
     enum dpn_status status;
 };
 
@@ -189,34 +190,38 @@ int dpn_build_value(struct dpn_model_builder *builder, size_t channels, size_t h
         return -1;
     }
     assert(in_place_of < 0 || model->values[in_place_of].elems == elems);
+    /* The input is as the data set has it; everything else fills whole vectors. */
+    size_t cstride = model->n_values == 0 ? channels : dpn_round16(channels);
     model->values[model->n_values] = (struct dpn_value){
         .channels = channels,
         .height = height,
         .width = width,
+        .cstride = in_place_of < 0 ? cstride : model->values[in_place_of].cstride,
         .elems = elems,
-        .stride = dpn_round16(elems),
         .in_place_of = in_place_of,
     };
+    struct dpn_value *value = &model->values[model->n_values];
+    value->stride = dpn_round16(height * width * value->cstride);
+    if (in_place_of >= 0) builder->gone[in_place_of] = 1;
     return (int)model->n_values++;
 }
 
 /* Floats that TENSOR takes in the arena; 0 if that is beyond any memory. */
 static size_t model_stored(const struct dpn_tensor *tensor)
 {
-    size_t padded;
+    size_t padded, rows;
     if (tensor->elems > model_max_elems) return 0;
     if (tensor->layout == DPN_LAYOUT_PLAIN) return dpn_round16(tensor->elems);
-    assert(tensor->rank == 2);
     if (tensor->shape[0] > model_max_elems ||
-        __builtin_mul_overflow(dpn_round16(tensor->shape[0]), tensor->shape[1], &padded) ||
-        padded > model_max_elems)
+        __builtin_mul_overflow(tensor->rows.taps, tensor->rows.cstride, &rows) ||
+        __builtin_mul_overflow(dpn_round16(tensor->shape[0]), rows, &padded) || padded > model_max_elems)
         return 0;
-    return dpn_panel_elems(tensor->shape[1], tensor->shape[0]);
+    return dpn_panel_elems(rows, tensor->shape[0]);
 }
 
 int dpn_build_tensor(struct dpn_model_builder *builder, const char *owner, const char *part,
-                     enum dpn_layout layout, unsigned rank, const size_t *shape, enum dpn_init init,
-                     double init_scale)
+                     const struct dpn_panel_rows *rows, unsigned rank, const size_t *shape,
+                     enum dpn_init init, double init_scale)
 {
     struct dpn_model *model = builder->model;
     if (builder->status != DPN_OK) return -1;
@@ -224,9 +229,10 @@ int dpn_build_tensor(struct dpn_model_builder *builder, const char *owner, const
     struct dpn_tensor *tensor = &model->tensors[model->n_tensors];
     *tensor = (struct dpn_tensor){.rank = rank,
                                   .elems = 1,
-                                  .layout = layout,
+                                  .layout = rows ? DPN_LAYOUT_PANEL : DPN_LAYOUT_PLAIN,
                                   .init = init,
                                   .init_scale = init_scale};
+    if (rows) tensor->rows = *rows;
     int length = snprintf(tensor->name, sizeof tensor->name, "%s.%s", owner, part);
     assert(length > 0 && (size_t)length < sizeof tensor->name);
     (void)length;
@@ -245,42 +251,80 @@ int dpn_build_tensor(struct dpn_model_builder *builder, const char *owner, const
     return (int)model->n_tensors++;
 }
 
+int dpn_build_buffer(struct dpn_model_builder *builder, const char *owner, const char *part, size_t elems,
+                     enum dpn_init init)
+{
+    struct dpn_model *model = builder->model;
+    if (builder->status != DPN_OK) return -1;
+    assert(model->n_buffers < DPN_MAX_TENSORS);
+    struct dpn_tensor *buffer = &model->buffers[model->n_buffers];
+    *buffer = (struct dpn_tensor){.rank = 1, .shape = {elems}, .elems = elems, .init = init};
+    int length = snprintf(buffer->name, sizeof buffer->name, "%s.%s", owner, part);
+    assert(length > 0 && (size_t)length < sizeof buffer->name);
+    (void)length;
+    buffer->offset = model->buffer_elems;
+    buffer->stored = dpn_round16(elems);
+    model->buffer_elems += buffer->stored;
+    return (int)model->n_buffers++;
+}
+
 struct dpn_node *dpn_build_node(struct dpn_model_builder *builder, const struct dpn_op_class *cls, int input,
                                 int output, double macs)
 {
     struct dpn_model *model = builder->model;
     if (builder->status != DPN_OK) return NULL;
     assert(model->n_nodes < DPN_MAX_NODES_PER_MODEL && input >= 0 && output > input);
-    /* Backward overwrites a value's gradient; a second reader would need a sum. */
-    assert(!builder->read[input]);
+    assert(!builder->gone[input] || model->values[output].in_place_of == input);
     builder->read[input] = 1;
     struct dpn_node *node = &model->nodes[model->n_nodes++];
-    *node = (struct dpn_node){.cls = cls, .input = input, .output = output, .macs = macs};
+    *node = (struct dpn_node){.cls = cls, .input = input, .residual = -1, .output = output, .macs = macs};
+    node->buffers = node->norm = node->masks = -1;
     for (int i = 0; i < DPN_NODE_TENSORS; i++) node->tensors[i] = -1;
     return node;
+}
+
+void dpn_build_residual(struct dpn_model_builder *builder, struct dpn_node *node, int value)
+{
+    assert(!builder->gone[value] && value != node->input && value != node->output);
+    builder->read[value] = 1;
+    node->residual = value;
 }
 
 struct dpn_node *dpn_build_producer(struct dpn_model_builder *builder, int value)
 {
     struct dpn_model *model = builder->model;
-    assert(!builder->read[value]);
+    if (builder->read[value]) return NULL;
     for (size_t i = 0; i < model->n_nodes; i++)
         if (model->nodes[i].output == value) return &model->nodes[i];
     return NULL;
 }
 
+void dpn_build_too_small(struct dpn_model_builder *builder, int input, const char *what)
+{
+    const struct dpn_value *value = dpn_build_shape(builder, input);
+    if (!value) return;
+    dpn_build_fail(builder,
+                   dpn_fail(DPN_ERR_USAGE, "--model '%s': images of %zux%zux%zu are too small: %s sees %zux%zu",
+                            builder->cls->name, builder->model->values[0].channels,
+                            builder->model->values[0].height, builder->model->values[0].width, what,
+                            value->height, value->width));
+}
+
 /* ---- finishing ---- */
 
-/* Which values learn, and what that makes nodes do. */
 static void model_finish_nodes(struct dpn_model *model)
 {
     for (size_t i = 0; i < model->n_nodes; i++) {
         struct dpn_node *node = &model->nodes[i];
-        int own = node->tensors[0] >= 0;
-        node->needs_input_grad = model->values[node->input].learns;
-        model->values[node->output].learns = own || node->needs_input_grad;
-        model->flops_per_sample += 2.0 * node->macs * (1 + own + node->needs_input_grad);
+        model->flops_per_sample += 2.0 * node->macs * (1 + (node->tensors[0] >= 0) + node->needs_input_grad);
+        if (!node->cls->moments_elems) continue;
+        node->moments_at = model->moments_elems;
+        model->moments_elems += node->cls->moments_elems(model, node);
+        node->aux_at = model->aux_elems;
+        model->aux_elems += node->cls->aux_elems(model, node);
+        model->norms++;
     }
+    model->buffer_elems = model->buffer_elems ? dpn_arena_round(model->buffer_elems) : 0;
 }
 
 /* Backward order: the last node's tensors first. */
@@ -289,6 +333,7 @@ static void model_finish_arena(struct dpn_model *model)
     size_t at = 0;
     for (size_t i = model->n_nodes; i-- > 0;) {
         struct dpn_node *node = &model->nodes[i];
+        node->first = at;
         for (int j = 0; j < DPN_NODE_TENSORS && node->tensors[j] >= 0; j++) {
             struct dpn_tensor *tensor = &model->tensors[node->tensors[j]];
             tensor->offset = at;
@@ -332,6 +377,7 @@ static enum dpn_status model_alloc(struct dpn_model **out)
     model = *out;
     DPN_TRY(dpn_calloc(&model->nodes, DPN_MAX_NODES_PER_MODEL, sizeof *model->nodes, "the model's nodes"));
     DPN_TRY(dpn_calloc(&model->values, DPN_MAX_VALUES, sizeof *model->values, "the model's values"));
+    DPN_TRY(dpn_calloc(&model->buffers, DPN_MAX_TENSORS, sizeof *model->buffers, "the model's buffers"));
     return dpn_calloc(&model->tensors, DPN_MAX_TENSORS, sizeof *model->tensors, "the model's tensors");
 }
 
@@ -344,6 +390,7 @@ static enum dpn_status model_build(struct dpn_model_builder *builder, size_t cha
     DPN_TRY(builder->status);
     assert(logits > 0 && model->values[logits].elems == model->classes && model->n_tensors > 0);
     model->logits = logits;
+    dpn_model_link(model);
     model_finish_nodes(model);
     model_finish_arena(model);
     model_finish_spec(builder);
@@ -381,6 +428,7 @@ void dpn_model_close(struct dpn_model *model)
 {
     if (!model) return;
     free(model->tensors);
+    free(model->buffers);
     free(model->values);
     free(model->nodes);
     free(model);

@@ -31,7 +31,9 @@ enum {
 /* How a tensor's elements lie in the arena; files always hold PyTorch's order. */
 enum dpn_layout {
     DPN_LAYOUT_PLAIN, /* as in PyTorch */
-    DPN_LAYOUT_PANEL, /* Linear.weight [out][in] stored as the panel matrix [in][out] of kernels.h */
+    /* Linear.weight [out][in] or Conv2d.weight [out][in][kh][kw] as the panel matrix of kernels.h, rows as the
+     * tensor's `rows` say, columns = out */
+    DPN_LAYOUT_PANEL,
 };
 
 enum dpn_init {
@@ -47,44 +49,74 @@ struct dpn_tensor {
     size_t shape[4]; /* PyTorch's: Linear.weight is [out][in] */
     size_t elems;    /* product of shape */
     enum dpn_layout layout;
-    size_t offset; /* first float in the arena, multiple of 16 */
+    struct dpn_panel_rows rows; /* of DPN_LAYOUT_PANEL */
+    size_t offset;              /* first float in the arena, multiple of 16 */
     size_t stored; /* floats in the arena, padding included (padding stays 0), multiple of 16 */
     enum dpn_init init;
     double init_scale;
 };
 
-/* Shape of one sample of a value: features CHW; stride: floats from one sample to the next, round16 of
- * elems. */
+/* Shape of one sample of a value: HWC, channel c of pixel (y, x) at (y*width + x)*cstride + c. cstride: channels
+ * rounded up to 16, so that channels fill vectors (the rest is 0); the model's input has cstride = channels. stride:
+ * floats from one sample to the next, round16 of height*width*cstride. */
 struct dpn_value {
-    size_t channels, height, width;
-    size_t elems, stride;
-    int in_place_of; /* value whose buffers it shares (flatten, in-place relu), or -1 */
-    int learns;      /* parameters lie upstream: it has a gradient */
+    size_t channels, height, width, cstride;
+    size_t elems, stride; /* elems: channels*height*width */
+    int in_place_of;      /* value whose buffers it shares (in-place relu), or -1 */
+    int learns;           /* parameters lie upstream: it has a gradient */
+    int maker;            /* node whose output it is; -1: the model's input */
+    int n_readers, first_reader, last_reader; /* nodes; last_reader -1: none */
+    /* A batch norm's output that is never stored: readers compute it from the norm's input (dpn_exec_source). */
+    int lazy;
+    int grad_shared_with; /* value whose gradient buffer serves this one too, or -1 */
+    int grad_lazy;        /* its gradient is never stored: the maker computes it (dpn_exec_gradient) */
+};
+
+/* Window of a convolution or pooling. */
+struct dpn_window {
+    size_t kernel_height, kernel_width, stride, pad;
+    int average; /* pooling: mean instead of maximum */
 };
 
 struct dpn_op_class;
 struct dpn_node {
     const struct dpn_op_class *cls;
-    int input, output;             /* values */
+    int input, residual, output;   /* values; residual -1: none */
     int tensors[DPN_NODE_TENSORS]; /* indices into model->tensors, -1: none */
-    int relu;                      /* fused activation */
-    int needs_input_grad;          /* 0 for the first op with parameters: nothing before it learns */
-    double macs;                   /* forward multiply-adds of one sample */
-    /* Arena floats whose gradients are final once this node's backward is done: a prefix, multiple of 16; the
-     * last one is arena_elems. */
-    size_t ready;
+    int buffers;                   /* batch norm: model->buffers [buffers] mean, [buffers + 1] variance; -1 */
+    struct dpn_window window;
+    int relu;                /* fused activation */
+    int needs_input_grad;    /* 0 for the first op with parameters: nothing before it learns */
+    int needs_residual_grad;
+    int adds_input_grad;     /* other readers of its input have written its gradient: add to it */
+    int adds_residual_grad;
+    int norm;  /* convolution: batch norm that reads its output and nobody else does: takes its moments, and reads
+                  its output's gradient through it; node, or -1 */
+    int masks; /* convolution: batch norm whose output it reads first: its data pass masks that value's finished
+                  gradient and takes the norm's sums; node, or -1 */
+    size_t aux_at;     /* batch norm: floats in exec->aux */
+    size_t moments_at; /* batch norm: doubles in exec->moments and exec->sums */
+    double macs;       /* forward multiply-adds of one sample */
+    /* Arena floats of its tensors: first .. ready-1. Gradients of arena[0..ready) are final once this node's backward
+     * is done; multiple of 16; the last one is arena_elems. */
+    size_t first, ready;
 };
 
 struct dpn_model {
     char spec[DPN_SPEC_BYTES]; /* normal form, all keys: "mlp:hidden=128x64" */
-    size_t n_nodes, n_values, n_tensors;
+    size_t n_nodes, n_values, n_tensors, n_buffers;
     struct dpn_node *nodes;     /* forward order */
-    struct dpn_value *values;   /* value 0: the input; every value is read by one node at most */
+    struct dpn_value *values;   /* value 0: the input */
     struct dpn_tensor *tensors; /* state-dict order */
+    struct dpn_tensor *buffers; /* running statistics, in an arena of their own; no gradient reaches them */
     int logits;                 /* value */
     size_t classes;
     size_t parameters;       /* elements, padding not counted */
     size_t arena_elems;      /* floats of one arena, multiple of 1,024 */
+    size_t buffer_elems;     /* floats of the buffers' arena, multiple of 1,024; 0: none */
+    size_t aux_elems;        /* floats of what batch norms compute per pass */
+    size_t moments_elems;    /* doubles of all batch norms' moments of one shard */
+    size_t norms;            /* batch norms */
     double flops_per_sample; /* forward + backward multiply-adds, times 2 */
 };
 
@@ -93,15 +125,32 @@ struct dpn_model {
 /* A model under construction; calls after a failure do nothing and it is reported at the end. */
 struct dpn_model_builder;
 
-/* Ops: each appends a node that reads value INPUT and returns its output value (-1 after a failure). */
-int dpn_build_flatten(struct dpn_model_builder *builder, int input);
+/* Ops: each appends a node that reads value INPUT and returns its output value (-1 after a failure). A value may have
+ * any number of readers. */
 /* Linear(in, out) named NAME ("fc1"): NAME.weight, NAME.bias. Normal(0, NORMAL_STD) weight and zero bias if
- * NORMAL_STD > 0, else PyTorch's default. The input counts as flat. */
+ * NORMAL_STD > 0, else PyTorch's default. The input counts as flattened (PyTorch's order, CHW). */
 int dpn_build_dense(struct dpn_model_builder *builder, int input, const char *name, size_t out,
                     double normal_std);
 /* Fused into the node that made INPUT if that op can (INPUT then is the activated value and is returned),
  * else a node of its own, in place. */
 int dpn_build_relu(struct dpn_model_builder *builder, int input);
+
+struct dpn_conv_options {
+    size_t out, kernel_height, kernel_width, stride, pad;
+    int bias;
+};
+/* Conv2d named NAME: NAME.weight, NAME.bias; PyTorch's default initialisation. Refused (--model) if the window does not
+ * fit into the padded image. */
+int dpn_build_conv(struct dpn_model_builder *builder, int input, const char *name,
+                   const struct dpn_conv_options *options);
+/* BatchNorm2d named NAME: NAME.weight, .bias, .running_mean, .running_var; eps 1e-5, momentum 0.1. */
+int dpn_build_batch_norm(struct dpn_model_builder *builder, int input, const char *name);
+int dpn_build_max_pool(struct dpn_model_builder *builder, int input, size_t kernel, size_t stride, size_t pad);
+int dpn_build_average_pool(struct dpn_model_builder *builder, int input, size_t kernel, size_t stride, size_t pad);
+int dpn_build_global_average_pool(struct dpn_model_builder *builder, int input);
+/* A + B, of equal shape. Fused into the later of the nodes that made them if that is a batch norm whose output nobody
+ * reads. */
+int dpn_build_add(struct dpn_model_builder *builder, int a, int b);
 
 size_t dpn_build_classes(const struct dpn_model_builder *builder);
 /* Text given for KEY (one of the class's keys), or its default. */
@@ -114,13 +163,21 @@ void dpn_build_fail(struct dpn_model_builder *builder, enum dpn_status status); 
 const struct dpn_value *dpn_build_shape(const struct dpn_model_builder *builder, int value); /* NULL for -1 */
 int dpn_build_value(struct dpn_model_builder *builder, size_t channels, size_t height, size_t width,
                     int in_place_of);
+/* ROWS: of a panel matrix; NULL: plain. */
 int dpn_build_tensor(struct dpn_model_builder *builder, const char *owner, const char *part,
-                     enum dpn_layout layout, unsigned rank, const size_t *shape, enum dpn_init init,
-                     double init_scale);
+                     const struct dpn_panel_rows *rows, unsigned rank, const size_t *shape,
+                     enum dpn_init init, double init_scale);
+/* A running statistic of ELEMS channels. */
+int dpn_build_buffer(struct dpn_model_builder *builder, const char *owner, const char *part, size_t elems,
+                     enum dpn_init init);
 struct dpn_node *dpn_build_node(struct dpn_model_builder *builder, const struct dpn_op_class *cls, int input,
                                 int output, double macs);
-/* The node that makes VALUE, which no node reads yet; NULL for the input value. */
+/* NODE reads VALUE as its residual. */
+void dpn_build_residual(struct dpn_model_builder *builder, struct dpn_node *node, int value);
+/* The node that makes VALUE, which no node reads yet; NULL for the input value, or if one does. */
 struct dpn_node *dpn_build_producer(struct dpn_model_builder *builder, int value);
+/* --model: the image of value INPUT is too small for WHAT. */
+void dpn_build_too_small(struct dpn_model_builder *builder, int input, const char *what);
 
 struct dpn_model_class {
     const char *name; /* "mlp" */
@@ -141,6 +198,8 @@ void dpn_model_close(struct dpn_model *model); /* NULL: nothing */
 /* Start weights of (model, SEED) into PARAMS (arena), padding zeroed: tensor t draws from stream (seed,
  * INIT, t) in PyTorch's element order, so neither layout nor placement matters. */
 void dpn_model_init(const struct dpn_model *model, uint64_t seed, float *params);
+/* Start values of the running statistics (buffers' arena). */
+void dpn_model_init_buffers(const struct dpn_model *model, float *buffers);
 /* Between the arena's layout and PyTorch's (contiguous, tensor->elems floats). */
 void dpn_tensor_export(const struct dpn_tensor *tensor, const float *arena, float *torch_order);
 void dpn_tensor_import(const struct dpn_tensor *tensor, const float *torch_order, float *arena);
@@ -148,56 +207,108 @@ void dpn_tensor_import(const struct dpn_tensor *tensor, const float *torch_order
 double dpn_tensor_norm(const struct dpn_tensor *tensor, const struct dpn_kernels *kernels,
                        const float *arena);
 
+/* model.c's last step: who reads what, which values and gradients are never stored or shared. link.c. */
+void dpn_model_link(struct dpn_model *model);
+
 /* ---- ops ---- */
 
 struct dpn_exec;
+
+/* Floats. */
+struct dpn_workspace {
+    size_t shared, scratch, blocks;
+};
+
+/* Which gradient of a node is nothing but its output's (masked): the two share a buffer where nobody else needs it. */
+enum dpn_grad_sharing { DPN_SHARES_NONE, DPN_SHARES_INPUT, DPN_SHARES_RESIDUAL };
+
 struct dpn_op_class {
     const char *name;
     int fuses_relu; /* applies node->relu itself, forward and backward */
+    int fuses_add;  /* adds node->residual itself */
+    int reads_lazy, reads_lazy_residual; /* its input, its residual may be lazy values */
+    int takes_moments; /* a convolution: may be linked to batch norms by node->norm and node->masks */
+    int keeps_input, keeps_output; /* what backward reads */
+    enum dpn_grad_sharing sharing;
+
     /* Called by the executor on the device's thread 0; spreads work by dpn_exec_spread. ROWS samples. Leaves
-     * the padding columns of what it writes 0. */
+     * the padding of what it writes 0. */
     void (*forward)(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int training);
     /* Reads (and may spoil) the output's gradient, writes the node's tensor gradients (overwrites, never
-     * adds) and, if needs_input_grad, the input's gradient. Called only if the output learns. */
+     * adds) and, if needs_input_grad, the input's gradient (adds if adds_input_grad); the residual's likewise. Called
+     * only if the output learns. */
     void (*backward)(const struct dpn_node *node, struct dpn_exec *exec, size_t rows);
+
+    /* Ops whose result depends on the whole batch (batch norm): before forward in training, measure() leaves
+     * moments_elems(node) doubles of the shard in exec->moments + node->moments_at, and adopt() takes those of the
+     * shard (`local`) or of all shards together (`sync`); before backward likewise with exec->sums. merge: INTO becomes
+     * both together. NULL for other ops. */
+    size_t (*moments_elems)(const struct dpn_model *model, const struct dpn_node *node);
+    size_t (*aux_elems)(const struct dpn_model *model, const struct dpn_node *node); /* floats in exec->aux */
+    void (*measure)(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int backward);
+    void (*adopt)(const struct dpn_node *node, struct dpn_exec *exec, const double *total, int backward);
+    void (*merge)(size_t elems, double *into, const double *other, int backward);
+
+    /* Floats of workspace that a pass over ROWS rows wants: shared by the team, of each thread, and of blocks of
+     * moments or sums. NULL: none. */
+    void (*workspace)(const struct dpn_model *model, const struct dpn_node *node, const struct dpn_kernels *kernels,
+                      size_t rows, int training, struct dpn_workspace *workspace);
 };
 
 extern const struct dpn_op_class *const dpn_op_classes[]; /* NULL-terminated, from plugins.def */
 
 /* ---- execution ---- */
 
-/* One device's buffers for running shards of up to max_rows samples (and evaluation chunks): a plan made
- * once. */
+/* Where everything of an exec lies: made once, by shape alone. plan.c. */
+struct dpn_plan {
+    size_t max_rows;
+    int training;
+    size_t value_at[DPN_MAX_VALUES]; /* floats from the start of memory; SIZE_MAX: not stored */
+    size_t grad_at[DPN_MAX_VALUES];
+    size_t activation_floats;          /* activations and their gradients, which share memory over time */
+    struct dpn_workspace workspace;    /* the largest wish of any node */
+    size_t shared_at, blocks_at, scratch_at; /* floats */
+    size_t bytes;                      /* all of it, a multiple of the page size */
+};
+/* Saturates instead of wrapping: a plan that no memory can hold has about SIZE_MAX bytes. TEAM: threads. */
+void dpn_plan_make(struct dpn_plan *plan, const struct dpn_model *model, const struct dpn_kernels *kernels,
+                   size_t team, size_t max_rows, int training);
+
+/* One device's buffers for running shards of up to max_rows samples. */
 struct dpn_exec {
     const struct dpn_model *model;
     const struct dpn_kernels *kernels;
     struct dpn_team *team; /* NULL: the calling thread alone */
     size_t max_rows;
-    const float *params; /* arena; set by the caller before forward */
-    float *grads;        /* arena that backward writes; set before backward */
-    float **value;       /* activations [rows][stride] per value; padding columns 0 */
-    float **grad;        /* gradients of values; NULL where none is needed */
-    int32_t *labels;     /* [max_rows] */
+    const float *params;  /* arena; set by the caller before forward */
+    const float *buffers; /* running statistics; set by the caller before forward without training */
+    float *grads;         /* arena that backward writes; set before backward */
+    float **value;        /* activations [rows][stride] per value; NULL: lazy */
+    float **grad;         /* gradients of values; NULL where none is stored */
+    int32_t *labels;      /* [max_rows] */
+    double *moments;      /* of this shard's batch norms; own ones unless the caller sets others before forward */
+    double *sums;
+    float *aux;           /* what batch norms computed in this pass */
+    float *blocks;        /* workspace: moments or sums by blocks */
+    float *shared;        /* workspace of the team */
+    float *scratch;       /* of each thread, scratch_floats apart */
+    size_t scratch_floats;
     /* While dpn_exec_backward runs: its caller's READY, and the first status that was not DPN_OK. */
     enum dpn_status (*ready)(void *arg, size_t floats);
     void *ready_arg;
     enum dpn_status ready_status;
-    float *memory;       /* one arena for all of the above */
-    size_t memory_bytes;
+    void *tables; /* memory of the small things above */
 };
 
-/* Bytes that dpn_exec_open will want, a multiple of the page size; about SIZE_MAX (which no allocator
- * grants) if the number does not fit. */
-size_t dpn_exec_bytes(const struct dpn_model *model, size_t max_rows, int training);
-/* Lays the plan out in MEMORY (page-aligned, dpn_exec_bytes long, owned by the caller, zeroed and so first
- * touched here by the calling device thread). Without TRAINING there are no gradients, and activations share
- * buffers: only value 0 and the logits outlive a forward pass. */
+/* Lays PLAN out in MEMORY (64-byte aligned, plan->bytes long, owned by the caller; placed by the thread that writes it
+ * first, which the caller sees to). Several execs may lie over one memory if only one at a time is between its forward
+ * and the end of its backward. DPN_ERR_NOMEM. */
 enum dpn_status dpn_exec_open(struct dpn_exec *exec, const struct dpn_model *model,
-                              const struct dpn_kernels *kernels, struct dpn_team *team, size_t max_rows,
-                              int training, void *memory);
-void dpn_exec_close(struct dpn_exec *exec);
+                              const struct dpn_kernels *kernels, struct dpn_team *team,
+                              const struct dpn_plan *plan, void *memory);
+void dpn_exec_close(struct dpn_exec *exec); /* zeroed: nothing */
 
-/* Input rows are in exec->value[0] (padding columns left 0), labels in exec->labels. ROWS in 1..max_rows. */
+/* Input rows are in exec->value[0] (padding 0), labels in exec->labels. ROWS in 1..max_rows. */
 void dpn_exec_forward(struct dpn_exec *exec, size_t rows, int training);
 /* Loss of ROWS rows of logits: *LOSS = sum of the samples' losses, *CORRECT = hits; with GRADIENT the logits'
  * gradient times SCALE is left in exec->grad[logits]. */
@@ -209,6 +320,35 @@ void dpn_exec_loss(struct dpn_exec *exec, size_t rows, int gradient, float scale
  * zeros. */
 enum dpn_status dpn_exec_backward(struct dpn_exec *exec, size_t rows,
                                   enum dpn_status (*ready)(void *arg, size_t floats), void *arg);
+
+/* Shards that meet at every batch norm (`sync`): N execs of this member (N may be 0), ROWS[i] samples each. */
+struct dpn_exec_group {
+    struct dpn_exec *execs;
+    const size_t *rows;
+    size_t n;
+    /* Of every leaf of the step's tree ELEMS doubles, from this member's N (MINE[i]) and all others' (all members call,
+     * in the same order): *ALL = [leaves][elems], good until the next but one call. */
+    enum dpn_status (*exchange)(void *arg, double *const *mine, size_t n, size_t elems, const double **all,
+                                uint64_t *leaves);
+    /* After the backward of exec I through a node with tensors: arena[first..end) of its grads is final. */
+    enum dpn_status (*done)(void *arg, size_t i, size_t first, size_t end);
+    void *arg;
+};
+enum dpn_status dpn_exec_forward_group(const struct dpn_model *model, const struct dpn_exec_group *group);
+enum dpn_status dpn_exec_backward_group(const struct dpn_model *model, const struct dpn_exec_group *group);
+
+/* The new running statistics after a step, from the moments of its LEAVES shards (MOMENTS + i*STRIDE doubles): PyTorch's
+ * update with momentum 0.1, of the sample-weighted average over shards (`local`), or of the whole batch's moments
+ * (SYNC); in double, rounded once. The unbiased correction is left out where there is one value per channel; returns
+ * whether that happened. op_batch_norm.c. */
+int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, size_t stride, uint64_t leaves, int sync,
+                          float *buffers);
+
+/* For op files: VALUE as its readers read it, and the gradient of a convolution's output, lazy or not. */
+struct dpn_source dpn_exec_source(const struct dpn_exec *exec, int value);
+struct dpn_gradient dpn_exec_gradient(const struct dpn_exec *exec, const struct dpn_node *node);
+/* What a convolution's data pass does to the gradient of batch norm NORM's output; sums: into exec->blocks. */
+struct dpn_mask_sums dpn_batch_norm_mask(const struct dpn_exec *exec, const struct dpn_node *norm);
 
 /* For op files: the gradients of arena[0..floats) are final already in the middle of a node's backward, and
  * the node will read none of its parameters there again. Long ops report pieces, so that they are reduced

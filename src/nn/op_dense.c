@@ -28,6 +28,7 @@ struct dense_job {
     /* backward; dx NULL: not wanted */
     const float *dy;
     float *dx, *dweight, *dbias;
+    int add_dx;
 };
 
 /* What a thread does of the grid: outer blocks first_block.., granule rows first_row.. of each. */
@@ -149,7 +150,7 @@ static void dense_data_block(const struct dense_job *job, size_t first_block, si
             .b_col = stride,
             .c = dx + begin,
             .c_row = job->x_stride,
-            .accumulate = p > 0,
+            .accumulate = p > 0 || job->add_dx,
         };
         job->kernels->gemm(&gemm);
     }
@@ -188,7 +189,7 @@ static struct dense_job dense_job(const struct dpn_node *node, const struct dpn_
     return (struct dense_job){
         .kernels = exec->kernels,
         .rows = rows,
-        .in = x->elems,
+        .in = x->height * x->width * x->cstride,
         .out = y->elems,
         .x_stride = x->stride,
         .y_stride = y->stride,
@@ -214,6 +215,7 @@ static void dense_backward(const struct dpn_node *node, struct dpn_exec *exec, s
     float *dy = exec->grad[node->output];
     job.dy = dy;
     job.dx = node->needs_input_grad ? exec->grad[node->input] : NULL;
+    job.add_dx = node->adds_input_grad;
     job.dweight = exec->grads + exec->model->tensors[node->tensors[0]].offset;
     job.dbias = exec->grads + exec->model->tensors[node->tensors[1]].offset;
     if (job.relu) dpn_relu_backward(exec, rows * job.y_stride, job.y, dy);
@@ -227,6 +229,8 @@ static void dense_backward(const struct dpn_node *node, struct dpn_exec *exec, s
 const struct dpn_op_class dpn_op_dense = {
     .name = "dense",
     .fuses_relu = 1,
+    .keeps_input = 1,
+    .keeps_output = 1,
     .forward = dense_forward,
     .backward = dense_backward,
 };
@@ -237,11 +241,12 @@ int dpn_build_dense(struct dpn_model_builder *builder, int input, const char *na
     const struct dpn_value *x = dpn_build_shape(builder, input);
     if (!x) return -1;
     size_t in = x->elems;
+    struct dpn_panel_rows rows = {.taps = x->height * x->width, .channels = x->channels, .cstride = x->cstride};
     double bound = 1.0 / sqrt((double)in);
-    int weight = dpn_build_tensor(builder, name, "weight", DPN_LAYOUT_PANEL, 2, (size_t[]){out, in},
+    int weight = dpn_build_tensor(builder, name, "weight", &rows, 2, (size_t[]){out, in},
                                   normal_std > 0 ? DPN_INIT_NORMAL : DPN_INIT_UNIFORM,
                                   normal_std > 0 ? normal_std : bound);
-    int bias = dpn_build_tensor(builder, name, "bias", DPN_LAYOUT_PLAIN, 1, (size_t[]){out},
+    int bias = dpn_build_tensor(builder, name, "bias", NULL, 1, (size_t[]){out},
                                 normal_std > 0 ? DPN_INIT_ZERO : DPN_INIT_UNIFORM, bound);
     int output = dpn_build_value(builder, out, 1, 1, -1);
     struct dpn_node *node = dpn_build_node(builder, &dpn_op_dense, input, output, (double)in * (double)out);

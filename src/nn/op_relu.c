@@ -47,7 +47,8 @@ static void relu_backward(const struct dpn_node *node, struct dpn_exec *exec, si
 
 const struct dpn_op_class dpn_op_relu = {
     .name = "relu",
-    .fuses_relu = 0,
+    .keeps_output = 1,
+    .sharing = DPN_SHARES_INPUT,
     .forward = relu_forward,
     .backward = relu_backward,
 };

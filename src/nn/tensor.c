@@ -17,15 +17,18 @@ static float tensor_draw(const struct dpn_tensor *tensor, struct dpn_rng *rng)
     return 0.0f;
 }
 
-/* Draws in PyTorch's order [out][in] straight into the panels: no second copy of a large matrix. */
+/* Draws in PyTorch's order [out][channel][tap] straight into the panels: no second copy of a large matrix. */
 static void tensor_init_panel(const struct dpn_tensor *tensor, struct dpn_rng *rng, float *at)
 {
-    size_t out = tensor->shape[0], in = tensor->shape[1];
+    const struct dpn_panel_rows *rows = &tensor->rows;
+    size_t out = tensor->shape[0];
     for (size_t o = 0; o < out; o++) {
         size_t offset, stride;
-        dpn_panel(in, out, o / DPN_PANEL_COLUMNS, &offset, &stride);
+        dpn_panel(rows->taps * rows->cstride, out, o / DPN_PANEL_COLUMNS, &offset, &stride);
         float *column = at + offset + o % DPN_PANEL_COLUMNS;
-        for (size_t i = 0; i < in; i++) column[i * stride] = tensor_draw(tensor, rng);
+        for (size_t c = 0; c < rows->channels; c++)
+            for (size_t t = 0; t < rows->taps; t++)
+                column[(t * rows->cstride + c) * stride] = tensor_draw(tensor, rng);
     }
 }
 
@@ -43,10 +46,18 @@ void dpn_model_init(const struct dpn_model *model, uint64_t seed, float *params)
     }
 }
 
+void dpn_model_init_buffers(const struct dpn_model *model, float *buffers)
+{
+    memset(buffers, 0, model->buffer_elems * sizeof *buffers);
+    for (size_t b = 0; b < model->n_buffers; b++)
+        for (size_t i = 0; i < model->buffers[b].elems; i++)
+            buffers[model->buffers[b].offset + i] = tensor_draw(&model->buffers[b], NULL);
+}
+
 void dpn_tensor_export(const struct dpn_tensor *tensor, const float *arena, float *torch_order)
 {
     if (tensor->layout == DPN_LAYOUT_PANEL)
-        dpn_panel_unpack(tensor->shape[1], tensor->shape[0], arena + tensor->offset, torch_order);
+        dpn_panel_unpack(&tensor->rows, tensor->shape[0], arena + tensor->offset, torch_order);
     else memcpy(torch_order, arena + tensor->offset, tensor->elems * sizeof *torch_order);
 }
 
@@ -54,7 +65,7 @@ void dpn_tensor_import(const struct dpn_tensor *tensor, const float *torch_order
 {
     float *at = arena + tensor->offset;
     if (tensor->layout == DPN_LAYOUT_PANEL) {
-        dpn_panel_pack(tensor->shape[1], tensor->shape[0], torch_order, at);
+        dpn_panel_pack(&tensor->rows, tensor->shape[0], torch_order, at);
     } else {
         memcpy(at, torch_order, tensor->elems * sizeof *at);
         memset(at + tensor->elems, 0, (tensor->stored - tensor->elems) * sizeof *at);

@@ -7,7 +7,7 @@
 #include "core/memory.h"
 #include "train/trainer.h"
 
-enum { ACC_QUANTUM = DPN_ARENA_QUANTUM_ELEMS };
+enum { ACC_QUANTUM = 16 }; /* floats: a cache line is one thread's */
 
 size_t dpn_accumulate_depth(uint64_t first, uint64_t count, uint64_t leaves)
 {
@@ -121,13 +121,48 @@ enum dpn_status dpn_accumulate_backward(struct dpn_run *run, struct dpn_replica 
     struct acc_ready ready = {run, replica, step, out, adds};
 
     assert(replica->depth < replica->stack_size);
-    replica->exec.grads = replica->stack[replica->depth++];
-    DPN_TRY(dpn_exec_backward(&replica->exec, shard.rows, last ? acc_ready : NULL, &ready));
+    replica->execs[0].grads = replica->stack[replica->depth++];
+    DPN_TRY(dpn_exec_backward(&replica->execs[0], shard.rows, last ? acc_ready : NULL, &ready));
     if (!last) {
         acc_fold(run, replica, replica->depth, adds, 0, run->model->arena_elems);
         replica->depth -= adds;
         dpn_phase_end(replica, DPN_PHASE_BACKWARD);
     }
+    return DPN_OK;
+}
+
+/* After exec I is through a node whose gradients are FIRST .. END-1 of the arena. */
+static enum dpn_status acc_group_done(void *arg, size_t i, size_t first, size_t end)
+{
+    struct dpn_replica *replica = arg;
+    const struct dpn_step *step = replica->step;
+    uint64_t shard = replica->first_shard + i;
+    unsigned adds = dpn_tree_adds_after(shard, replica->first_shard, replica->end_shard, step->leaves);
+    if (shard + 1 == replica->end_shard) {
+        struct acc_ready ready = {replica->run, replica, step, replica->out, adds};
+        return acc_ready(&ready, end);
+    }
+    size_t depth = 1;
+    while (replica->stack[depth - 1] != replica->execs[i].grads) depth++;
+    acc_fold(replica->run, replica, depth, adds, first, end - first);
+    return DPN_OK;
+}
+
+enum dpn_status dpn_accumulate_backward_group(struct dpn_run *run, struct dpn_replica *replica,
+                                              const struct dpn_step *step, uint64_t count, float *out)
+{
+    struct dpn_exec_group group = dpn_exchange_group(replica, count);
+    group.done = acc_group_done;
+    replica->out = out;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t shard = replica->first_shard + i;
+        assert(replica->depth < replica->stack_size);
+        replica->execs[i].grads = replica->stack[replica->depth++];
+        if (i + 1 < count)
+            replica->depth -= dpn_tree_adds_after(shard, replica->first_shard, replica->end_shard, step->leaves);
+    }
+    DPN_TRY(dpn_exec_backward_group(run->model, &group));
+    dpn_phase_end(replica, DPN_PHASE_BACKWARD);
     return DPN_OK;
 }
 

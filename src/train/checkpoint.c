@@ -30,6 +30,7 @@ struct save {
     const struct dpn_checkpoint_arenas *arenas;
     struct save_file files[SAVE_N_FILES];
     float *scratch; /* the largest tensor, in PyTorch's order */
+    int64_t batches;
     uint32_t weights_crc;
 };
 
@@ -40,10 +41,15 @@ static enum dpn_status save_fail(const struct save *save, const char *name, int 
 
 /* ---- tensors ---- */
 
+/* A weights file holds the model's tensors, then its buffers, then a counter for each batch norm. */
 static const void *save_weight_data(void *arg, size_t position)
 {
-    const struct save *save = arg;
-    dpn_tensor_export(&save->model->tensors[position], save->arenas->params, save->scratch);
+    struct save *save = arg;
+    const struct dpn_model *model = save->model;
+    if (position >= model->n_tensors + model->n_buffers) return &save->batches;
+    if (position < model->n_tensors)
+        dpn_tensor_export(&model->tensors[position], save->arenas->params, save->scratch);
+    else dpn_tensor_export(&model->buffers[position - model->n_tensors], save->arenas->buffers, save->scratch);
     return save->scratch;
 }
 
@@ -65,16 +71,39 @@ static struct dpn_st_source save_source(const struct dpn_tensor *tensor, const c
                                   .data = data};
 }
 
+/* NAMES: room for a name per batch norm. */
+static void save_weight_sources(struct save *save, struct dpn_st_source *sources, char (*names)[DPN_NAME_BYTES + 32])
+{
+    static const char mean[] = ".running_mean";
+    const struct dpn_model *model = save->model;
+    size_t n = 0, norms = 0;
+    for (size_t i = 0; i < model->n_tensors; i++, n++)
+        sources[n] = save_source(&model->tensors[i], model->tensors[i].name, save_weight_data);
+    for (size_t i = 0; i < model->n_buffers; i++, n++)
+        sources[n] = save_source(&model->buffers[i], model->buffers[i].name, save_weight_data);
+    for (size_t i = 0; i < model->n_buffers; i++) {
+        const char *name = model->buffers[i].name;
+        size_t owner = strlen(name) - (sizeof mean - 1);
+        if (strcmp(name + owner, mean) != 0) continue;
+        snprintf(names[norms], sizeof names[norms], "%.*s.num_batches_tracked", (int)owner, name);
+        sources[n++] = (struct dpn_st_source){.name = names[norms++], .dtype = "I64", .data = save_weight_data};
+    }
+}
+
 static enum dpn_status save_write_weights(struct save *save, int fd, const char *path)
 {
     static const struct dpn_st_pair metadata[] = {{"format", "pt"}};
     const struct dpn_model *model = save->model;
-    struct dpn_st_source *sources;
-    DPN_TRY(dpn_calloc(&sources, model->n_tensors, sizeof(*sources), "checkpoint header"));
-    for (size_t i = 0; i < model->n_tensors; i++)
-        sources[i] = save_source(&model->tensors[i], model->tensors[i].name, save_weight_data);
-    enum dpn_status status = dpn_st_write(fd, path, metadata, 1, sources, model->n_tensors, save,
-                                          &save->weights_crc);
+    size_t n = model->n_tensors + model->n_buffers + model->norms;
+    struct dpn_st_source *sources = NULL;
+    char(*names)[DPN_NAME_BYTES + 32] = NULL;
+    enum dpn_status status = dpn_calloc(&sources, n, sizeof(*sources), "checkpoint header");
+    if (status == DPN_OK) status = dpn_calloc(&names, model->norms + 1, sizeof(*names), "checkpoint header");
+    if (status == DPN_OK) {
+        save_weight_sources(save, sources, names);
+        status = dpn_st_write(fd, path, metadata, 1, sources, n, save, &save->weights_crc);
+    }
+    free(names);
     free(sources);
     return status;
 }
@@ -255,7 +284,7 @@ enum dpn_status dpn_checkpoint_save(struct dpn_checkpoint_dir *dir, const struct
                                     const struct dpn_config *config, const struct dpn_progress_record *record,
                                     const struct dpn_checkpoint_arenas *arenas, int best)
 {
-    struct save save = {.dir = dir, .model = model, .arenas = arenas};
+    struct save save = {.dir = dir, .model = model, .arenas = arenas, .batches = (int64_t)*arenas->batches};
     char stem[DPN_CKPT_STEM_BYTES];
     size_t largest = 0;
     if (record->step_in_epoch == 0) snprintf(stem, sizeof(stem), "epoch-%04" PRIu64, record->epoch);
@@ -263,6 +292,8 @@ enum dpn_status dpn_checkpoint_save(struct dpn_checkpoint_dir *dir, const struct
     save_name_files(&save, stem);
     for (size_t i = 0; i < model->n_tensors; i++)
         if (model->tensors[i].elems > largest) largest = model->tensors[i].elems;
+    for (size_t i = 0; i < model->n_buffers; i++)
+        if (model->buffers[i].elems > largest) largest = model->buffers[i].elems;
 
     enum dpn_status status = dpn_calloc(&save.scratch, largest, sizeof(float), "saving a checkpoint");
     if (status == DPN_OK) status = save_prepare_all(&save, config, record, best);

@@ -34,6 +34,8 @@ struct dpn_progress_record {
 /* Memory that a checkpoint saves from or loads into. */
 struct dpn_checkpoint_arenas {
     float *params;
+    float *buffers;    /* running statistics */
+    uint64_t *batches; /* every batch norm's num_batches_tracked: training steps since the statistics began */
     int n_slots;
     const char *const *slot_names;
     float *const *slots;
@@ -75,10 +77,12 @@ enum dpn_status dpn_checkpoint_load(struct dpn_checkpoint *checkpoint, const str
 const char *dpn_checkpoint_path(const struct dpn_checkpoint *checkpoint); /* of its weights file */
 void dpn_checkpoint_close(struct dpn_checkpoint *checkpoint);             /* NULL: nothing */
 
-/* --init, --checkpoint: weights of a safetensors file into PARAMS (arena). Every tensor of the model must be
- * there with its shape and dtype F32, and nothing else but counters ("*.num_batches_tracked"); DPN_ERR_INPUT
- * naming the file and the tensor. A file that dpnode wrote is verified by the CRC that it carries; of any
- * other only the structure can be. PARAMS is written only if all is well. */
-enum dpn_status dpn_weights_load(const char *path, const struct dpn_model *model, float *params);
+/* --init, --checkpoint: weights and running statistics of a safetensors file into ARENAS (slots are not looked at).
+ * Every tensor and buffer of the model must be there with its shape and dtype F32, and nothing else but counters
+ * ("*.num_batches_tracked", one of which becomes *batches); DPN_ERR_INPUT naming the file and the tensor. A file that
+ * dpnode wrote is verified by the CRC that it carries; of any other only the structure can be. ARENAS are written only
+ * if all is well. */
+enum dpn_status dpn_weights_load(const char *path, const struct dpn_model *model,
+                                 const struct dpn_checkpoint_arenas *arenas);
 
 #endif

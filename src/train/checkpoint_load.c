@@ -46,22 +46,34 @@ static enum dpn_status load_find(const struct dpn_st_file *file, const char *nam
     return DPN_OK;
 }
 
-/* Where the tensors of a file go: those of the model, once for every slot (one slot "" for weights). */
+/* Where the tensors of a file go: those of the model, once for every slot (one slot "" for weights), then buffers. */
 struct load {
     const struct dpn_st_file *file;
     const struct dpn_model *model;
     size_t n_slots;
     const char *const *slot_names; /* NULL: plain names */
     float *const *arenas;
-    const struct dpn_st_tensor **found; /* [slot][tensor] */
+    float *buffers;    /* NULL: the file holds none */
+    uint64_t *batches;
+    size_t n;                           /* of what is wanted */
+    const struct dpn_st_tensor **found; /* [slot][tensor], [buffer] */
     float *scratch;
 };
+
+static const struct dpn_tensor *load_wanted(const struct load *load, size_t i, float **arena)
+{
+    const size_t n = load->model->n_tensors;
+    int buffer = i >= load->n_slots * n;
+    *arena = buffer ? load->buffers : load->arenas[i / n];
+    return buffer ? &load->model->buffers[i - load->n_slots * n] : &load->model->tensors[i % n];
+}
 
 static enum dpn_status load_find_all(struct load *load)
 {
     const size_t n = load->model->n_tensors;
-    for (size_t i = 0; i < load->n_slots * n; i++) {
-        const struct dpn_tensor *tensor = &load->model->tensors[i % n];
+    for (size_t i = 0; i < load->n; i++) {
+        float *arena;
+        const struct dpn_tensor *tensor = load_wanted(load, i, &arena);
         if (!load->slot_names) {
             DPN_TRY(load_find(load->file, tensor->name, tensor, &load->found[i]));
             continue;
@@ -88,7 +100,7 @@ static enum dpn_status load_refuse_others(const struct load *load)
     for (size_t t = 0; t < load->file->n_tensors; t++) {
         const struct dpn_st_tensor *there = &load->file->tensors[t];
         int wanted = load_is_counter(there->name);
-        for (size_t i = 0; !wanted && i < load->n_slots * load->model->n_tensors; i++)
+        for (size_t i = 0; !wanted && i < load->n; i++)
             wanted = load->found[i] == there;
         if (!wanted)
             return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" is not one of model %s", load->file->path,
@@ -100,24 +112,43 @@ static enum dpn_status load_refuse_others(const struct load *load)
 static enum dpn_status load_check(struct load *load)
 {
     size_t largest = 0;
-    for (size_t i = 0; i < load->model->n_tensors; i++)
-        if (load->model->tensors[i].elems > largest) largest = load->model->tensors[i].elems;
-    DPN_TRY(dpn_calloc(&load->found, load->n_slots * load->model->n_tensors, sizeof(*load->found),
-                       "loading tensors"));
+    load->n = load->n_slots * load->model->n_tensors + (load->buffers ? load->model->n_buffers : 0);
+    for (size_t i = 0; i < load->n; i++) {
+        float *arena;
+        const struct dpn_tensor *tensor = load_wanted(load, i, &arena);
+        if (tensor->elems > largest) largest = tensor->elems;
+    }
+    DPN_TRY(dpn_calloc(&load->found, load->n, sizeof(*load->found), "loading tensors"));
     DPN_TRY(load_find_all(load));
     DPN_TRY(load_refuse_others(load));
     return dpn_calloc(&load->scratch, largest, sizeof(float), "loading tensors");
 }
 
+/* One counter serves for all: they count the same batches. A file of others need not have any. */
+static void load_counter(const struct load *load)
+{
+    for (size_t t = 0; load->batches && t < load->file->n_tensors; t++) {
+        const struct dpn_st_tensor *there = &load->file->tensors[t];
+        int64_t value;
+        if (!load_is_counter(there->name) || strcmp(there->dtype, "I64") != 0 || there->elems != 1) continue;
+        memcpy(&value, load->file->data + there->begin, sizeof value);
+        if (value < 0) continue;
+        *load->batches = (uint64_t)value;
+        return;
+    }
+}
+
 static void load_import(const struct load *load)
 {
-    const size_t n = load->model->n_tensors;
-    for (size_t i = 0; i < load->n_slots * n; i++) {
+    for (size_t i = 0; i < load->n; i++) {
         const struct dpn_st_tensor *there = load->found[i];
+        float *arena;
+        const struct dpn_tensor *tensor = load_wanted(load, i, &arena);
         /* By way of memory of our own: a file of others need not align its tensors. */
         memcpy(load->scratch, load->file->data + there->begin, there->end - there->begin);
-        dpn_tensor_import(&load->model->tensors[i % n], load->scratch, load->arenas[i / n]);
+        dpn_tensor_import(tensor, load->scratch, arena);
     }
+    load_counter(load);
 }
 
 static void load_free(struct load *load)
@@ -126,13 +157,19 @@ static void load_free(struct load *load)
     free(load->scratch);
 }
 
-enum dpn_status dpn_weights_load(const char *path, const struct dpn_model *model, float *params)
+enum dpn_status dpn_weights_load(const char *path, const struct dpn_model *model,
+                                 const struct dpn_checkpoint_arenas *arenas)
 {
     struct dpn_st_file *file;
     int ours;
     uint32_t crc;
     DPN_TRY(dpn_st_open(path, &file));
-    struct load load = {.file = file, .model = model, .n_slots = 1, .arenas = &params};
+    struct load load = {.file = file,
+                        .model = model,
+                        .n_slots = 1,
+                        .arenas = &arenas->params,
+                        .buffers = arenas->buffers,
+                        .batches = arenas->batches};
     enum dpn_status status = dpn_st_verify(file, &ours, &crc);
     if (status == DPN_OK && dpn_st_metadata(file, "weights_crc32"))
         status =
@@ -318,7 +355,9 @@ enum dpn_status dpn_checkpoint_load(struct dpn_checkpoint *checkpoint, const str
     struct load weights = {.file = checkpoint->weights,
                            .model = model,
                            .n_slots = 1,
-                           .arenas = &arenas->params};
+                           .arenas = &arenas->params,
+                           .buffers = arenas->buffers,
+                           .batches = arenas->batches};
     struct load state = {.file = checkpoint->state,
                          .model = model,
                          .n_slots = (size_t)arenas->n_slots,

@@ -36,7 +36,12 @@ static enum dpn_status train_command(struct dpn_config *config, int training, in
     DPN_TRY(dpn_progress_start(train_progress_when(config), &progress));
     enum dpn_status status = dpn_run_open(&run, config, training, start_ns);
     run.progress = progress;
-    if (status == DPN_OK && !run.finished) status = train_go(&run, exit_status);
+    if (status == DPN_OK && config->dry_run) {
+        dpn_report_start(&run);
+        dpn_memory_report(&run);
+    } else if (status == DPN_OK && !run.finished) {
+        status = train_go(&run, exit_status);
+    }
     dpn_progress_stop(progress);
     dpn_run_close(&run);
     return status;

@@ -1,4 +1,6 @@
-/* From data set to the model's input: gather by index, normalise, by the device's own team.
+/* From data set to the model's input: gather by index, augment, normalise, by the device's own team.
+ *
+ * Augmentation is a function of (seed, epoch, sample): neither device nor batch matters.
  */
 #include <string.h>
 
@@ -8,6 +10,8 @@
 /* Below INPUT_TEAM_ELEMS a team's hand-out costs more than it saves. Samples lie at random places of a set
  * that is larger than the caches, so those INPUT_AHEAD rows ahead are asked for while a row is converted. */
 enum { INPUT_TEAM_ELEMS = 1 << 16, INPUT_AHEAD = 4, INPUT_AHEAD_BYTES = 1 << 16 };
+
+enum { INPUT_CROP_PAD = 4 }; /* --augment crop-flip */
 
 struct input_job {
     const struct dpn_run *run;
@@ -33,19 +37,31 @@ static void input_prefetch(const struct input_job *job, size_t index)
     __builtin_prefetch(&job->samples->labels[index], 0, 2);
 }
 
+static void input_augment(const struct input_job *job, size_t index, struct dpn_image *image)
+{
+    struct dpn_rng rng;
+    dpn_rng_init(&rng, job->run->config->seed, DPN_RNG_AUGMENT, job->step->epoch, index);
+    image->top = (long)dpn_rng_below(&rng, 2 * INPUT_CROP_PAD + 1) - INPUT_CROP_PAD;
+    image->left = (long)dpn_rng_below(&rng, 2 * INPUT_CROP_PAD + 1) - INPUT_CROP_PAD;
+    image->flip = (int)dpn_rng_below(&rng, 2);
+}
+
 static void input_sample(const struct input_job *job, size_t index, float *row)
 {
     const struct dpn_dataset *data = &job->run->data;
-    const struct dpn_kernels *kernels = job->run->kernels;
-    size_t plane = data->height * data->width;
-    for (size_t c = 0; c < data->channels; c++) {
-        size_t at = index * data->sample_elems + c * plane;
-        if (job->samples->u8)
-            kernels->u8_to_f32(plane, job->samples->u8 + at, data->scale[c], data->shift[c], row + c * plane);
-        else
-            kernels->f32_affine(plane, job->samples->f32 + at, data->scale[c], data->shift[c],
-                                row + c * plane);
-    }
+    size_t at = index * data->sample_elems;
+    struct dpn_image image = {
+        .channels = data->channels,
+        .height = data->height,
+        .width = data->width,
+        .u8 = job->samples->u8 ? job->samples->u8 + at : NULL,
+        .f32 = job->samples->u8 ? NULL : job->samples->f32 + at,
+        .scale = data->scale,
+        .shift = data->shift,
+        .out = row,
+    };
+    if (job->step && job->run->augment) input_augment(job, index, &image);
+    job->run->kernels->image(&image);
     /* The buffer may have served another value meanwhile; gemm wants padding columns to be 0. */
     memset(row + data->sample_elems, 0, (job->stride - data->sample_elems) * sizeof *row);
 }
@@ -91,15 +107,9 @@ void dpn_input_ahead(struct dpn_run *run, struct dpn_replica *replica, const str
     for (size_t r = 0; r < rows; r++) input_prefetch(&job, input_index(&job, first + r));
 }
 
-void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows)
+void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows, int32_t *labels)
 {
-    struct input_job job = {run,
-                            &run->data.test,
-                            NULL,
-                            first,
-                            rows,
-                            run->model->values[0].stride,
-                            replica->exec.value[0],
-                            replica->exec.labels};
+    struct input_job job = {run,  &run->data.test, NULL, first, rows, run->model->values[0].stride,
+                            replica->eval.value[0], labels};
     input_fill(replica, &job);
 }

@@ -28,26 +28,60 @@ static void ddp_look_ahead(struct dpn_run *run, struct dpn_replica *replica, con
     dpn_input_ahead(run, replica, &next, shard.first, shard.rows);
 }
 
-static enum dpn_status ddp_step(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step)
+/* Shard NUMBER of COUNT into EXEC. */
+static struct dpn_shard ddp_load(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                                 uint64_t number, struct dpn_exec *exec)
 {
-    struct dpn_exec *exec = &replica->exec;
-    float scale = dpn_loss_scale(run, replica, step);
-    uint64_t count = dpn_accumulate_begin(replica, step), correct;
-    /* Fused: nobody wants the gradient itself, except to look at it. */
-    int whole = !run->fused || dpn_report_tensors_step(run, step);
-    float *out = whole ? replica->result : NULL;
+    struct dpn_shard shard = dpn_accumulate_shard(run, replica, step, number);
+    dpn_input_batch(run, replica, step, shard.first, shard.rows, exec->value[0], exec->labels);
+    dpn_exchange_moments(run, exec, step, shard.index);
+    dpn_phase_end(replica, DPN_PHASE_INPUT);
+    return shard;
+}
 
-    replica->step = step;
+/* One shard after the other through the whole model. */
+static enum dpn_status ddp_shards(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                                  uint64_t count, float *out)
+{
+    struct dpn_exec *exec = &replica->execs[0];
+    float scale = dpn_loss_scale(run, replica, step);
+    uint64_t correct;
     for (uint64_t i = 0; i < count; i++) {
-        struct dpn_shard shard = dpn_accumulate_shard(run, replica, step, i);
-        dpn_input_batch(run, replica, step, shard.first, shard.rows, exec->value[0], exec->labels);
-        dpn_phase_end(replica, DPN_PHASE_INPUT);
+        struct dpn_shard shard = ddp_load(run, replica, step, i, exec);
         dpn_exec_forward(exec, shard.rows, 1);
         ddp_look_ahead(run, replica, step, i, count);
         dpn_exec_loss(exec, shard.rows, 1, scale, &run->shard_loss[step->global & 1][shard.index], &correct);
         dpn_phase_end(replica, DPN_PHASE_FORWARD);
         DPN_TRY(dpn_accumulate_backward(run, replica, step, shard, out));
     }
+    return DPN_OK;
+}
+
+/* All shards through an op before the next one, because batch norms look at the whole batch. */
+static enum dpn_status ddp_group(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
+                                 uint64_t count, float *out)
+{
+    struct dpn_exec_group group = dpn_exchange_group(replica, count);
+    float scale = dpn_loss_scale(run, replica, step);
+    uint64_t correct;
+    for (uint64_t i = 0; i < count; i++) ddp_load(run, replica, step, i, &replica->execs[i]);
+    DPN_TRY(dpn_exec_forward_group(run->model, &group));
+    for (uint64_t i = 0; i < count; i++)
+        dpn_exec_loss(&replica->execs[i], replica->rows[i], 1, scale,
+                      &run->shard_loss[step->global & 1][replica->first_shard + i], &correct);
+    dpn_phase_end(replica, DPN_PHASE_FORWARD);
+    return dpn_accumulate_backward_group(run, replica, step, count, out);
+}
+
+static enum dpn_status ddp_step(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step)
+{
+    uint64_t count = dpn_accumulate_begin(replica, step);
+    /* Fused: nobody wants the gradient itself, except to look at it. */
+    int whole = !run->fused || dpn_report_tensors_step(run, step);
+    float *out = whole ? replica->result : NULL;
+
+    replica->step = step;
+    DPN_TRY((run->norm_sync ? ddp_group : ddp_shards)(run, replica, step, count, out));
     DPN_TRY(dpn_accumulate_finish(run, replica, step, out));
     if (!whole) return DPN_OK;
     if (dpn_report_tensors_due(run, replica, step)) DPN_TRY(dpn_report_gradients(run, step, out));

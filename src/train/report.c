@@ -51,14 +51,10 @@ int dpn_report_tensors_due(const struct dpn_run *run, const struct dpn_replica *
     return replica->member == 0 && dpn_report_tensors_step(run, step);
 }
 
-static void report_norms(struct dpn_run *run, const char *key, const float *arena)
+static void report_norms_of(struct dpn_run *run, const struct dpn_tensor *tensors, size_t n, const float *arena)
 {
-    dpn_json_open_object(&run->json, key);
-    for (size_t t = 0; t < run->model->n_tensors; t++) {
-        const struct dpn_tensor *tensor = &run->model->tensors[t];
-        dpn_json_double(&run->json, tensor->name, dpn_tensor_norm(tensor, run->kernels, arena));
-    }
-    dpn_json_close_object(&run->json);
+    for (size_t t = 0; t < n; t++)
+        dpn_json_double(&run->json, tensors[t].name, dpn_tensor_norm(&tensors[t], run->kernels, arena));
 }
 
 /* The event's first half; dpn_report_tensors ends it after the update. */
@@ -66,7 +62,9 @@ enum dpn_status dpn_report_gradients(struct dpn_run *run, const struct dpn_step 
 {
     report_begin(run, "tensors");
     dpn_json_u64(&run->json, "step", step->global);
-    report_norms(run, "grad_norm", grads);
+    dpn_json_open_object(&run->json, "grad_norm");
+    report_norms_of(run, run->model->tensors, run->model->n_tensors, grads);
+    dpn_json_close_object(&run->json);
     run->tensors_open = 1;
     return DPN_OK;
 }
@@ -75,7 +73,10 @@ enum dpn_status dpn_report_tensors(struct dpn_run *run, const float *params)
 {
     if (!run->tensors_open) return DPN_OK;
     run->tensors_open = 0;
-    report_norms(run, "param_norm", params);
+    dpn_json_open_object(&run->json, "param_norm");
+    report_norms_of(run, run->model->tensors, run->model->n_tensors, params);
+    report_norms_of(run, run->model->buffers, run->model->n_buffers, run->buffers);
+    dpn_json_close_object(&run->json);
     return report_end(run);
 }
 

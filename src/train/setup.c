@@ -76,9 +76,13 @@ static enum dpn_status setup_devices(struct dpn_run *run)
         dpn_blas_load(run->kernels, &run->kernels, &run->blas);
         if (!run->blas.loaded)
             return dpn_fail(DPN_ERR_USAGE, "--blas 'openblas' cannot be had: %s", run->blas.why);
-        for (size_t i = 0; i < run->group.n; i++) run->group.devices[i].kernels = run->kernels;
     }
-    run->barrier.n = (uint32_t)run->group.n;
+    run->kernels_own = *run->kernels;
+    if (!strcmp(c->conv, "winograd")) run->kernels_own.conv_choice = DPN_CONV_WINOGRAD;
+    if (!strcmp(c->conv, "direct")) run->kernels_own.conv_choice = DPN_CONV_DIRECT;
+    run->kernels = &run->kernels_own;
+    for (size_t i = 0; i < run->group.n; i++) run->group.devices[i].kernels = run->kernels;
+    run->barrier.n = run->norm_barrier.n = (uint32_t)run->group.n;
     return DPN_OK;
 }
 
@@ -135,6 +139,7 @@ static enum dpn_status setup_batch(struct dpn_run *run)
         struct dpn_replica *replica = &run->replicas[m];
         size_t first, count;
         dpn_split((size_t)run->shards, n, m, &first, &count);
+        replica->run = run;
         replica->member = (int)m;
         replica->device = &run->group.devices[m];
         replica->first_shard = first;
@@ -142,6 +147,7 @@ static enum dpn_status setup_batch(struct dpn_run *run)
     }
     for (int i = 0; i < 2; i++)
         DPN_TRY(dpn_calloc(&run->shard_loss[i], (size_t)run->shards, sizeof(double), "shard losses"));
+    run->augment = !strcmp(c->augment, "crop-flip");
     size_t chunks = run->data.test.n / DPN_EVAL_CHUNK + 1;
     DPN_TRY(dpn_calloc(&run->eval_loss, chunks, sizeof(double), "evaluation"));
     return dpn_calloc(&run->eval_correct, chunks, sizeof(uint64_t), "evaluation");
@@ -220,14 +226,37 @@ static enum dpn_status setup_reducer(struct dpn_run *run)
     return dpn_reduce_check_open(group, &run->plan, inner, &run->reducer);
 }
 
-/* Whether the run's arenas fit into the machine at all: told here, before anything is written. */
-static enum dpn_status setup_check_memory(const struct dpn_run *run)
+/* What batch norms and the evaluation share among devices. */
+static enum dpn_status setup_shared(struct dpn_run *run)
 {
-    char what[DPN_NAME_BYTES + 256];
-    size_t n = run->group.n, private = 1 /* gradients */ + (run->fused ? 0 : 1 + (size_t)run->n_slots);
-    uint64_t arenas = run->training ? n * private + (run->fused ? 1 + (uint64_t)run->n_slots : 1) : n;
-    snprintf(what, sizeof what, "--model '%s' on %zu device(s)", run->model->spec, n);
-    return dpn_data_check_fits(what, arenas, (uint64_t)run->model->arena_elems * sizeof(float));
+    const struct dpn_model *model = run->model;
+    size_t chunks = run->group.n * DPN_EVAL_CHUNK, most = 0;
+    size_t leaves = run->shards < run->batch ? (size_t)run->shards : run->batch;
+    DPN_TRY(dpn_calloc(&run->eval_logits, chunks * model->values[model->logits].stride, sizeof(float), "evaluation"));
+    DPN_TRY(dpn_calloc(&run->eval_labels, chunks, sizeof(int32_t), "evaluation"));
+    if (model->norms == 0) return DPN_OK;
+    DPN_TRY(dpn_calloc(&run->buffers, model->buffer_elems, sizeof(float), "running statistics"));
+    dpn_model_init_buffers(model, run->buffers);
+    for (size_t i = 0; i < model->n_nodes; i++) {
+        const struct dpn_node *node = &model->nodes[i];
+        size_t elems = node->cls->moments_elems ? node->cls->moments_elems(model, node) : 0;
+        if (elems > most) most = elems;
+    }
+    for (int i = 0; run->training && i < 2; i++) {
+        DPN_TRY(dpn_calloc(&run->shard_moments[i], leaves * model->moments_elems, sizeof(double),
+                           "moments of shards"));
+        if (run->norm_sync)
+            DPN_TRY(dpn_calloc(&run->exchange[i], leaves * most, sizeof(double), "moments of shards"));
+    }
+    return DPN_OK;
+}
+
+static enum dpn_status setup_memory(struct dpn_run *run)
+{
+    run->norm_sync = run->training && run->model->norms > 0 && !strcmp(run->config->batch_norm, "sync");
+    dpn_memory_plan(run);
+    if (!run->config->dry_run) DPN_TRY(dpn_memory_check(run));
+    return setup_shared(run);
 }
 
 /* ---- files ---- */
@@ -240,6 +269,8 @@ static enum dpn_status setup_start_arena(const struct dpn_run *run, float **aren
 static enum dpn_status setup_resume(struct dpn_run *run)
 {
     struct dpn_checkpoint_arenas arenas = {.n_slots = run->n_slots,
+                                           .buffers = run->buffers,
+                                           .batches = &run->batches,
                                            .slot_names = run->optimizer->slots,
                                            .slots = run->start_state};
     const struct dpn_samples *train = &run->data.train;
@@ -271,7 +302,10 @@ static enum dpn_status setup_weights(struct dpn_run *run)
     run->record = (struct dpn_progress_record){.best_accuracy = -1.0};
     if (!*file) return DPN_OK;
     DPN_TRY(setup_start_arena(run, &run->start_params));
-    return dpn_weights_load(file, run->model, run->start_params);
+    struct dpn_checkpoint_arenas arenas = {.params = run->start_params,
+                                           .buffers = run->buffers,
+                                           .batches = &run->batches};
+    return dpn_weights_load(file, run->model, &arenas);
 }
 
 /* Whether the run goes on in the folder that it is resumed from; only then may --out hold checkpoints. */
@@ -322,7 +356,7 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
                            run->data.classes, &run->model));
     DPN_TRY(setup_schedule(run));
     DPN_TRY(setup_reducer(run));
-    DPN_TRY(setup_check_memory(run));
+    DPN_TRY(setup_memory(run));
     DPN_TRY(setup_weights(run));
     run->record.shards = run->shards;
     run->record.data_samples = run->data.train.n;
@@ -336,6 +370,7 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
             "note: the checkpoint was written by %llu device(s), this run has %zu: same shards, same numbers",
             (unsigned long long)run->record.devices, run->group.n);
     run->record.devices = run->group.n;
+    if (config->dry_run) return DPN_OK;
     if (training && *config->out)
         DPN_TRY(dpn_checkpoint_dir_open(config->out, config->overwrite,
                                         run->resume && setup_resumes_in_out(run), config->keep, &run->out));
@@ -355,6 +390,11 @@ void dpn_run_close(struct dpn_run *run)
     free(run->reduce_nodes);
     free(run->milestones);
     if (run->model) dpn_model_close(run->model);
+    free(run->buffers);
+    for (int i = 0; i < 2; i++) free(run->shard_moments[i]);
+    for (int i = 0; i < 2; i++) free(run->exchange[i]);
+    free(run->eval_logits);
+    free(run->eval_labels);
     free(run->eval_loss);
     free(run->eval_correct);
     for (int i = 0; i < 2; i++) free(run->shard_loss[i]);

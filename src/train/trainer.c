@@ -57,17 +57,6 @@ static enum dpn_status trainer_alloc(const struct dpn_run *run, struct dpn_repli
     return DPN_OK;
 }
 
-static size_t trainer_stack_size(const struct dpn_run *run, const struct dpn_replica *replica)
-{
-    size_t steps = run->sampler.steps;
-    uint64_t full = run->batch < run->shards ? run->batch : run->shards;
-    size_t last = dpn_sampler_step_samples(&run->sampler, steps - 1);
-    uint64_t rest = last < run->shards ? last : run->shards;
-    size_t a = dpn_accumulate_depth(replica->first_shard, replica->n_shards, full);
-    size_t b = dpn_accumulate_depth(replica->first_shard, replica->n_shards, rest);
-    return a > b ? a : b;
-}
-
 /* The devices of a node share one arena for the reduced gradient: it is written once and read by each. Its
  * first device owns it. */
 static struct dpn_replica *trainer_node_leader(const struct dpn_run *run, const struct dpn_replica *replica)
@@ -77,16 +66,10 @@ static struct dpn_replica *trainer_node_leader(const struct dpn_run *run, const 
     return NULL;
 }
 
-/* The fused update needs no whole gradient, except in steps that report it. */
-static int trainer_wants_result(const struct dpn_run *run)
-{
-    return !run->fused || (run->log_fd >= 0 && run->config->log_tensors > 0);
-}
-
 static enum dpn_status trainer_open_training(struct dpn_run *run, struct dpn_replica *replica)
 {
     int keeps_state = (run->mode->replicated_state && !run->fused) || replica->member == 0;
-    replica->stack_size = trainer_stack_size(run, replica);
+    replica->stack_size = dpn_memory_stack_size(run, replica);
     if (replica->stack_size > DPN_MAX_STACK)
         return dpn_fail(DPN_ERR_USAGE, "--shards '%llu' needs too many partial sums on one device",
                         (unsigned long long)run->shards);
@@ -98,7 +81,7 @@ static enum dpn_status trainer_open_training(struct dpn_run *run, struct dpn_rep
         DPN_TRY(dpn_calloc(&replica->norm_parts, dpn_update_norm_parts(run->model->arena_elems),
                            sizeof(double), "gradient norm"));
     if (run->group.n == 1) replica->result = replica->stack[0];
-    else if (trainer_node_leader(run, replica) == replica && trainer_wants_result(run))
+    else if (trainer_node_leader(run, replica) == replica && dpn_memory_wants_result(run))
         DPN_TRY(trainer_alloc(run, replica, &replica->result, "reduced gradient"));
     return run->mode->open ? run->mode->open(run, replica) : DPN_OK;
 }
@@ -122,18 +105,28 @@ static enum dpn_status trainer_start_weights(struct dpn_run *run, struct dpn_rep
     return DPN_OK;
 }
 
+/* Activations: written here first, by the thread that will use them. */
+static enum dpn_status trainer_open_execs(struct dpn_run *run, struct dpn_replica *replica)
+{
+    struct dpn_team *team = replica->device->team;
+    DPN_TRY(run->group.cls->alloc(replica->device, &replica->exec_memory, replica->exec_bytes, "activations"));
+    memset(replica->exec_memory, 0, replica->exec_bytes);
+    DPN_TRY(dpn_exec_open(&replica->eval, run->model, run->kernels, team, &replica->eval_plan,
+                          replica->exec_memory));
+    replica->eval.buffers = run->buffers;
+    if (!run->training) return DPN_OK;
+    DPN_TRY(dpn_calloc(&replica->execs, replica->n_execs, sizeof *replica->execs, "shards"));
+    DPN_TRY(dpn_calloc(&replica->rows, replica->n_execs, sizeof *replica->rows, "shards"));
+    for (size_t i = 0; i < replica->n_execs; i++)
+        DPN_TRY(dpn_exec_open(&replica->execs[i], run->model, run->kernels, team, &replica->train_plan,
+                              (char *)replica->exec_memory + i * replica->train_plan.bytes));
+    return DPN_OK;
+}
+
 static enum dpn_status trainer_open(struct dpn_run *run, struct dpn_replica *replica)
 {
-    size_t rows = run->max_rows;
     replica->mark_ns = dpn_now_ns();
-    if (run->data.test.n > 0 && rows < DPN_EVAL_CHUNK)
-        rows = run->data.test.n < DPN_EVAL_CHUNK && run->data.test.n > rows ? run->data.test.n
-                                                                            : DPN_EVAL_CHUNK;
-    replica->exec_bytes = dpn_exec_bytes(run->model, rows, run->training);
-    DPN_TRY(
-        run->group.cls->alloc(replica->device, &replica->exec_memory, replica->exec_bytes, "activations"));
-    DPN_TRY(dpn_exec_open(&replica->exec, run->model, run->kernels, replica->device->team, rows,
-                          run->training, replica->exec_memory));
+    DPN_TRY(trainer_open_execs(run, replica));
     if (!run->fused || trainer_node_leader(run, replica) == replica)
         DPN_TRY(trainer_alloc(run, replica, &replica->params, "parameters"));
     if (run->training) DPN_TRY(trainer_open_training(run, replica));
@@ -141,7 +134,8 @@ static enum dpn_status trainer_open(struct dpn_run *run, struct dpn_replica *rep
     const struct dpn_replica *leader = trainer_node_leader(run, replica);
     if (!replica->params) replica->params = leader->params;
     if (!replica->result && leader != replica) replica->result = leader->result;
-    replica->exec.params = replica->params;
+    replica->eval.params = replica->params;
+    for (size_t i = 0; replica->execs && i < replica->n_execs; i++) replica->execs[i].params = replica->params;
     DPN_TRY(trainer_start_weights(run, replica));
     dpn_phase_end(replica, DPN_PHASE_OTHER);
     return DPN_OK;
@@ -159,7 +153,10 @@ static void trainer_close(struct dpn_run *run, struct dpn_replica *replica)
     if (!run->fused || trainer_node_leader(run, replica) == replica)
         cls->free(replica->device, replica->params, bytes);
     free(replica->norm_parts);
-    dpn_exec_close(&replica->exec);
+    for (size_t i = 0; replica->execs && i < replica->n_execs; i++) dpn_exec_close(&replica->execs[i]);
+    free(replica->execs);
+    free(replica->rows);
+    dpn_exec_close(&replica->eval);
     cls->free(replica->device, replica->exec_memory, replica->exec_bytes);
 }
 
@@ -255,8 +252,8 @@ static void trainer_segment_begin(struct dpn_run *run, struct trainer_place *pla
 
 static enum dpn_status trainer_save(struct dpn_run *run, struct dpn_replica *replica, int best)
 {
-    struct dpn_checkpoint_arenas arenas = {replica->params, run->n_slots, run->optimizer->slots,
-                                           replica->state};
+    struct dpn_checkpoint_arenas arenas = {replica->params,  run->buffers,          &run->batches,
+                                           run->n_slots,     run->optimizer->slots, replica->state};
     enum dpn_status status;
     if (run->saved && !best) return DPN_OK;
     /* The loss is checked before each update; this is what the last one made. */
@@ -286,7 +283,10 @@ static enum dpn_status trainer_steps(struct dpn_run *run, struct dpn_replica *re
         DPN_TRY(run->mode->step(run, replica, &step));
         DPN_TRY(trainer_check_loss(run, &step, &loss));
         place->stop = run->stop[step.global & 1];
-        if (leader) DPN_TRY(trainer_count(run, replica, &step, loss, place));
+        if (leader) {
+            dpn_exchange_running(run, &step);
+            DPN_TRY(trainer_count(run, replica, &step, loss, place));
+        }
         place->global++;
         place->in_epoch++;
         if (!trainer_step_save_due(run, place) || place->stop) continue;

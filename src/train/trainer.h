@@ -57,16 +57,26 @@ struct dpn_shard {
     size_t rows;
 };
 
+struct dpn_run;
+
 struct dpn_replica {
+    struct dpn_run *run;
     struct dpn_device *device;
     int member;
     uint64_t first_shard, n_shards; /* of the V shards */
-    struct dpn_exec exec;
+    /* One for all shards in turn; with --batch-norm sync one for each of them. Evaluation has its own plan over the
+     * same memory. */
+    struct dpn_exec *execs, eval;
+    size_t n_execs;
+    size_t *rows; /* [n_execs] of this step's shards */
+    struct dpn_plan train_plan, eval_plan;
     void *exec_memory;
     size_t exec_bytes;
+    uint64_t exchanges;          /* of batch-norm moments so far (exchange.c) */
     float *params;               /* shared by the devices of a node if run->fused */
     float *state[DPN_MAX_SLOTS]; /* where run->fused device 0's serves all */
-    const struct dpn_step *step; /* the one under way, for the fused update */
+    const struct dpn_step *step; /* the one under way */
+    float *out;                  /* where this step's reduced gradient goes, or NULL */
     /* Partial sums of this step, a stack: the binary counter of DESIGN section 4 (accumulate.c). */
     float *stack[DPN_MAX_STACK];
     size_t stack_size, depth;
@@ -77,8 +87,6 @@ struct dpn_replica {
     uint64_t phase_ns[DPN_N_PHASES];
     uint64_t mark_ns; /* when the current phase began */
 };
-
-struct dpn_run;
 
 /* A parallel mode. To add one: mode_NAME.c, one line in plugins.def. */
 struct dpn_mode_class {
@@ -114,6 +122,7 @@ struct dpn_run {
     struct dpn_topo *topo;
     struct dpn_device_group group;
     const struct dpn_kernels *kernels;
+    struct dpn_kernels kernels_own; /* the table with this run's choices in it */
     struct dpn_blas blas;
 
     struct dpn_dataset data;
@@ -137,6 +146,9 @@ struct dpn_run {
     size_t batch;    /* global */
     uint64_t shards; /* V */
     size_t max_rows; /* of one shard */
+    size_t eval_rows; /* samples that go through the model at once in evaluation */
+    int augment;      /* --augment crop-flip */
+    int norm_sync;    /* --batch-norm sync, and the model has any */
     struct dpn_reduce_update fused_update;
     int fused;    /* owners of slices apply the optimizer in the reducer; one set of parameters a node */
     int grad_sum; /* --grad-op sum */
@@ -144,11 +156,20 @@ struct dpn_run {
     struct dpn_replica *replicas;
     float *start_params, *start_state[DPN_MAX_SLOTS]; /* from --init or --resume; NULL: by seed. */
     double *shard_loss[2];                            /* [V], by parity of the step */
+    /* Batch norms' running statistics: one set for all devices, written by device 0 between steps. NULL: none. */
+    float *buffers;
+    uint64_t batches;           /* training steps in them */
+    double *shard_moments[2];   /* [V][model->moments_elems], by parity of the step */
+    double *exchange[2];        /* [V][most of one batch norm], by turns; with norm_sync */
+    struct dpn_barrier norm_barrier;
+    int uncorrected_said;       /* a batch norm with one value per channel has been remarked on */
     int stop[2];                                      /* by parity of the step: leave after it */
     struct dpn_barrier barrier;                       /* of all device threads */
     void *mode_data;                                  /* dp's root buffers */
 
     /* evaluation */
+    float *eval_logits; /* [members][chunk][stride] */
+    int32_t *eval_labels;
     double *eval_loss;
     uint64_t *eval_correct;
     int eval_cut; /* a signal cut it short */
@@ -194,8 +215,8 @@ void dpn_input_batch(struct dpn_run *run, struct dpn_replica *replica, const str
  * things. */
 void dpn_input_ahead(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
                      size_t first, size_t rows);
-/* Test samples FIRST .. FIRST+ROWS-1. */
-void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows);
+/* Test samples FIRST .. FIRST+ROWS-1 into the evaluation's input; labels to LABELS. */
+void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows, int32_t *labels);
 
 /* accumulate.c: shard gradients into partial sums, partial sums into buckets. */
 /* Deepest stack of partial sums of a member that owns COUNT shards from FIRST, of LEAVES present ones. */
@@ -209,9 +230,31 @@ struct dpn_shard dpn_accumulate_shard(const struct dpn_run *run, const struct dp
  * last present shard, buckets are started as they get ready. OUT: arena for the reduced gradient, or NULL. */
 enum dpn_status dpn_accumulate_backward(struct dpn_run *run, struct dpn_replica *replica,
                                         const struct dpn_step *step, struct dpn_shard shard, float *out);
+/* The same for all of the member's COUNT present shards at once, whose batch norms meet those of all members
+ * (exchange.c); also with COUNT 0. */
+enum dpn_status dpn_accumulate_backward_group(struct dpn_run *run, struct dpn_replica *replica,
+                                              const struct dpn_step *step, uint64_t count, float *out);
 /* Starts the buckets not yet started (all, if the member has no present shard) and waits for the results. */
 enum dpn_status dpn_accumulate_finish(struct dpn_run *run, struct dpn_replica *replica,
                                       const struct dpn_step *step, float *out);
+
+/* exchange.c: batch norms of several shards. */
+/* The member's COUNT present shards as a group, for the step under way. */
+struct dpn_exec_group dpn_exchange_group(struct dpn_replica *replica, uint64_t count);
+/* Where the exec of shard SHARD leaves its moments. */
+void dpn_exchange_moments(struct dpn_run *run, struct dpn_exec *exec, const struct dpn_step *step, uint64_t shard);
+/* Device 0, after a step: the running statistics. */
+void dpn_exchange_running(struct dpn_run *run, const struct dpn_step *step);
+
+/* memory.c: plans of a replica, and what the run will take. */
+void dpn_memory_plan(struct dpn_run *run);
+/* DPN_ERR_NOMEM if it cannot fit into the machine. */
+enum dpn_status dpn_memory_check(const struct dpn_run *run);
+void dpn_memory_report(const struct dpn_run *run); /* --dry-run */
+/* Partial sums that REPLICA holds at the same time. */
+size_t dpn_memory_stack_size(const struct dpn_run *run, const struct dpn_replica *replica);
+/* Whether the reduced gradient gets an arena of its own. */
+int dpn_memory_wants_result(const struct dpn_run *run);
 
 /* update.c: clips and applies GRADS to the replica's params by its team. */
 /* The fused update of the reducer; ARG: struct dpn_run. */

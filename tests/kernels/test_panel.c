@@ -41,17 +41,25 @@ static void test_places(void **state)
     check_panel(5, 97, 1, 5 * 64, 48);
 }
 
-static void check_round_trip(size_t rows, size_t columns)
+static float *filled(size_t n, float value)
 {
-    const size_t n = rows * columns, stored = dpn_panel_elems(rows, columns);
-    float *weight = malloc(n * sizeof(float)), *back = malloc(n * sizeof(float));
-    float *panel = malloc((stored + 1) * sizeof(float));
-    assert_true(weight != NULL && back != NULL && panel != NULL);
-    for (size_t i = 0; i < n; i++) weight[i] = (float)(i + 1);
-    for (size_t i = 0; i < n; i++) back[i] = -1;
-    for (size_t i = 0; i <= stored; i++) panel[i] = -1;
+    float *memory = malloc(n * sizeof(float));
+    assert_non_null(memory);
+    for (size_t i = 0; i < n; i++) memory[i] = value;
+    return memory;
+}
 
-    dpn_panel_pack(rows, columns, weight, panel);
+/* Every place of the panel matrix holds PyTorch's [column][channel][tap], or 0; and unpacking gives it back.
+ * */
+static void check_round_trip(size_t taps, size_t channels, size_t cstride, size_t columns)
+{
+    const struct dpn_panel_rows layout = {taps, channels, cstride};
+    const size_t rows = taps * cstride, n = taps * channels * columns,
+                 stored = dpn_panel_elems(rows, columns);
+    float *weight = filled(n, 0), *back = filled(n + 1, -1), *panel = filled(stored + 1, -1);
+    for (size_t i = 0; i < n; i++) weight[i] = (float)(i + 1);
+
+    dpn_panel_pack(&layout, columns, weight, panel);
     size_t seen = 0;
     for (size_t column = 0; column < columns; column += DPN_PANEL_COLUMNS) {
         size_t offset, stride;
@@ -59,16 +67,19 @@ static void check_round_trip(size_t rows, size_t columns)
         assert_int_equal(offset, seen);
         seen += rows * stride;
         for (size_t r = 0; r < rows; r++) {
+            const size_t tap = r / cstride, channel = r % cstride;
             for (size_t c = 0; c < stride; c++) {
-                float want = column + c < columns ? weight[(column + c) * rows + r] : 0;
+                const int there = column + c < columns && channel < channels;
+                const float want = there ? weight[((column + c) * channels + channel) * taps + tap] : 0;
                 assert_true(panel[offset + r * stride + c] == want);
             }
         }
     }
     assert_int_equal(seen, stored);
     assert_true(panel[stored] == -1);
-    dpn_panel_unpack(rows, columns, panel, back);
+    dpn_panel_unpack(&layout, columns, panel, back);
     assert_memory_equal(back, weight, n * sizeof(float));
+    assert_true(back[n] == -1);
     free(weight);
     free(back);
     free(panel);
@@ -79,8 +90,12 @@ static void test_round_trips(void **state)
     (void)state;
     static const size_t columns[] = {1, 10, 16, 17, 63, 64, 65, 100, 128, 130, 512};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
-        check_round_trip(1, columns[i]);
-        check_round_trip(37, columns[i]);
+        check_round_trip(1, 1, 1, columns[i]);
+        check_round_trip(1, 37, 37, columns[i]); /* a dense layer */
+        check_round_trip(9, 3, 3, columns[i]);   /* a convolution of an image */
+        check_round_trip(9, 32, 32, columns[i]); /* and a later one */
+        check_round_trip(25, 6, 16, columns[i]); /* a dense layer after 5x5 pixels of 6 channels */
+        check_round_trip(1, 5, 16, columns[i]);
     }
 }
 

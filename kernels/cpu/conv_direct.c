@@ -1,0 +1,215 @@
+/* Direct convolution of every shape as matrix products over packed patches (implicit GEMM), and its forward pass.
+ *
+ * Forward: an item is a band of output pixels. Its patches of x are packed block by block into private scratch, the
+ * batch norm and ReLU before done on the way, and multiplied with the weights, which are a packed B as they lie; bias,
+ * ReLU and moments follow while the band is in cache. A 1x1 kernel of stride 1 multiplies x where it lies.
+ * Data and weights: conv_direct_data.c, conv_direct_weights.c.
+ *
+ * Cost: the flops of the definition, plus one copy of a patch an output pixel. Every element of y is one chain over
+ * the kernel's taps and channels, in the order of the weights' rows; cuts come from the shape alone.
+ *
+ * Limits: none on the shape. A row of one sample is the least that an item can be.
+ */
+#include "kernels/cpu/conv_direct.h"
+
+struct direct_bands DPN_ISA_SYMBOL(direct_bands)(size_t samples, size_t height, size_t width, int dense,
+                                                 size_t target)
+{
+    const size_t pixels = height * width;
+    struct direct_bands bands = {.per_sample = 1, .samples = 1, .rows = height};
+    if (pixels >= target || !dense) {
+        const size_t cuts = (pixels + target / 2) / target;
+        bands.rows = direct_cuts(height, direct_min(height, direct_max(1, cuts)));
+        bands.per_sample = direct_cuts(height, bands.rows);
+        bands.count = samples * bands.per_sample;
+    } else {
+        bands.count = direct_cuts(samples, (target + pixels / 2) / pixels);
+        bands.samples = direct_cuts(samples, bands.count);
+        bands.count = direct_cuts(samples, bands.samples);
+    }
+    return bands;
+}
+
+struct direct_band DPN_ISA_SYMBOL(direct_band)(const struct direct_bands *bands, size_t samples, size_t height,
+                                               size_t index)
+{
+    const size_t sample = index / bands->per_sample * bands->samples;
+    const size_t row = index % bands->per_sample * bands->rows;
+    return (struct direct_band){
+        .sample = sample,
+        .samples = direct_min(bands->samples, samples - sample),
+        .row = row,
+        .rows = direct_min(bands->rows, height - row),
+    };
+}
+
+static struct direct_map direct_x(const struct dpn_conv *conv, const struct dpn_source *x)
+{
+    struct direct_map map = {
+        .kind = x->relu ? DIRECT_RELU : DIRECT_PLAIN,
+        .x = x->x,
+        .scale = x->scale,
+        .shift = x->shift,
+        .channels = conv->in_channels,
+        .cstride = conv->in_cstride,
+        .height = conv->in_height,
+        .width = conv->in_width,
+        .stride = conv->in_stride,
+    };
+    if (x->scale != NULL) map.kind = x->relu ? DIRECT_AFFINE_RELU : DIRECT_AFFINE;
+    return map;
+}
+
+struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv *conv, const struct dpn_gradient *dy)
+{
+    return (struct direct_map){
+        .kind = dy->z != NULL ? DIRECT_GRADIENT : DIRECT_PLAIN,
+        .x = dy->g,
+        .z = dy->z,
+        .scale = dy->g_scale,
+        .z_scale = dy->z_scale,
+        .shift = dy->shift,
+        .channels = conv->out_channels,
+        .cstride = conv->out_cstride,
+        .height = conv->out_height,
+        .width = conv->out_width,
+        .stride = conv->out_stride,
+    };
+}
+
+struct direct_gather DPN_ISA_SYMBOL(direct_x_gather)(const struct dpn_conv *conv, const struct dpn_source *x,
+                                                     const struct direct_band *band)
+{
+    return (struct direct_gather){
+        .map = direct_x(conv, x),
+        .sample = band->sample,
+        .samples = band->samples,
+        .rows = band->rows,
+        .columns = conv->out_width,
+        .step = conv->stride,
+        .ny = conv->kernel_height,
+        .nx = conv->kernel_width,
+        .top = (long)(band->row * conv->stride) - (long)conv->pad,
+        .left = -(long)conv->pad,
+    };
+}
+
+/* ---- forward ---- */
+
+struct direct_plan {
+    size_t k, block; /* floats of a patch; patches at once */
+    struct direct_bands bands;
+};
+
+static struct direct_plan direct_forward_plan(const struct dpn_conv *conv)
+{
+    const size_t k = conv->kernel_height * conv->kernel_width * conv->in_channels, rows = direct_rows_at_once(k);
+    const int dense = conv->out_stride == conv->out_height * conv->out_width * conv->out_cstride;
+    const size_t target = direct_max(rows, direct_staged_band(conv->in_channels));
+    struct direct_plan plan = {.k = k};
+    plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->out_height, conv->out_width, dense, target);
+    const size_t pixels = plan.bands.samples * plan.bands.rows * conv->out_width;
+    plan.block = direct_cuts(pixels, direct_cuts(pixels, rows + rows / 2));
+    return plan;
+}
+
+/* The first band's: none is larger. */
+static size_t direct_forward_staged(const struct dpn_conv *conv, const struct direct_plan *plan)
+{
+    const struct dpn_source none = {0};
+    const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan->bands, conv->samples, conv->out_height, 0);
+    const struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &none, &band);
+    return DPN_ISA_SYMBOL(direct_stage_floats)(&gather);
+}
+
+static void direct_forward_band(const struct dpn_conv_args *args, const struct direct_plan *plan, size_t item,
+                                float *scratch)
+{
+    const struct dpn_conv *conv = args->conv;
+    const size_t cstride = conv->out_cstride;
+    const struct direct_band band =
+        DPN_ISA_SYMBOL(direct_band)(&plan->bands, conv->samples, conv->out_height, item);
+    const size_t pixels = band.samples * band.rows * conv->out_width;
+    struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &args->x, &band);
+    float *y = args->y + band.sample * conv->out_stride + band.row * conv->out_width * cstride;
+    float *staged = scratch + direct_packed_floats(plan->block, plan->k);
+
+    DPN_ISA_SYMBOL(direct_stage)(&gather, staged);
+    for (size_t first = 0; first < pixels; first += plan->block) {
+        struct dpn_gemm gemm = {.m = direct_min(plan->block, pixels - first), .k = plan->k, .a_col = 1, .b_col = 1};
+        gemm.a = DPN_ISA_SYMBOL(direct_rows)(&gather, first, gemm.m, 0, plan->k, scratch, &gemm.a_row);
+        gemm.c_row = cstride;
+        for (size_t c = 0; c < conv->out_channels; c += DPN_PANEL_COLUMNS) {
+            size_t offset;
+            dpn_panel(plan->k, conv->out_channels, c / DPN_PANEL_COLUMNS, &offset, &gemm.b_row);
+            gemm.n = gemm.b_row;
+            gemm.b = args->weights + offset;
+            gemm.c = y + first * cstride + c;
+            DPN_ISA_SYMBOL(gemm)(&gemm);
+            DPN_ISA_SYMBOL(direct_finish)(gemm.m, gemm.n, direct_min(gemm.n, conv->out_channels - c),
+                                          args->bias != NULL ? args->bias + c : NULL, args->relu, gemm.c, cstride);
+        }
+    }
+    if (args->moments != NULL)
+        DPN_ISA_SYMBOL(moments)(pixels, cstride, y, args->moments + item * dpn_block_floats(cstride));
+}
+
+/* ---- the algorithm ---- */
+
+static int direct_serves(const struct dpn_conv *conv, enum dpn_conv_pass pass)
+{
+    (void)conv;
+    (void)pass;
+    return 1;
+}
+
+static size_t direct_shared_floats(const struct dpn_conv *conv, enum dpn_conv_pass pass)
+{
+    if (pass == DPN_CONV_DATA) return DPN_ISA_SYMBOL(direct_data_shared)(conv);
+    if (pass == DPN_CONV_WEIGHTS) return DPN_ISA_SYMBOL(direct_weights_shared)(conv);
+    return 0;
+}
+
+static size_t direct_private_floats(const struct dpn_conv *conv, enum dpn_conv_pass pass)
+{
+    if (pass == DPN_CONV_DATA) return DPN_ISA_SYMBOL(direct_data_private)(conv);
+    if (pass == DPN_CONV_WEIGHTS) return DPN_ISA_SYMBOL(direct_weights_private)(conv);
+    const struct direct_plan plan = direct_forward_plan(conv);
+    return direct_packed_floats(plan.block, plan.k) + direct_forward_staged(conv, &plan);
+}
+
+static size_t direct_items(const struct dpn_conv *conv, enum dpn_conv_pass pass, int phase)
+{
+    if (pass == DPN_CONV_DATA) return DPN_ISA_SYMBOL(direct_data_items)(conv, phase);
+    if (pass == DPN_CONV_WEIGHTS) return DPN_ISA_SYMBOL(direct_weights_items)(conv, phase);
+    return phase == 0 ? direct_forward_plan(conv).bands.count : 0;
+}
+
+static size_t direct_blocks(const struct dpn_conv *conv, enum dpn_conv_pass pass)
+{
+    if (pass == DPN_CONV_WEIGHTS) return 0;
+    return direct_items(conv, pass, pass == DPN_CONV_DATA);
+}
+
+static void direct_run(const struct dpn_conv_args *args, int phase, size_t first, size_t count, float *scratch)
+{
+    if (args->pass == DPN_CONV_DATA) {
+        DPN_ISA_SYMBOL(direct_data)(args, phase, first, count, scratch);
+    } else if (args->pass == DPN_CONV_WEIGHTS) {
+        DPN_ISA_SYMBOL(direct_weights)(args, phase, first, count, scratch);
+    } else {
+        const struct direct_plan plan = direct_forward_plan(args->conv);
+        for (size_t item = first; item < first + count; item++)
+            direct_forward_band(args, &plan, item, scratch);
+    }
+}
+
+const struct dpn_conv_algorithm DPN_ISA_SYMBOL(conv_direct) = {
+    .name = "direct",
+    .serves = direct_serves,
+    .shared_floats = direct_shared_floats,
+    .private_floats = direct_private_floats,
+    .items = direct_items,
+    .blocks = direct_blocks,
+    .run = direct_run,
+};

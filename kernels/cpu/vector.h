@@ -1,0 +1,85 @@
+/* Vectors of one instruction set's length for the convolution sources: gcc's vector types, and the few operations
+ * that they lack.
+ */
+#ifndef DPN_KERNELS_CPU_VECTOR_H
+#define DPN_KERNELS_CPU_VECTOR_H
+
+#include "kernels/cpu/isa.h"
+
+#if DPN_LANES > 4
+#include <immintrin.h>
+#endif
+
+typedef float dpn_vec __attribute__((vector_size(DPN_LANES * 4)));
+/* In memory, at any multiple of 4 bytes. */
+typedef float dpn_vec_any __attribute__((vector_size(DPN_LANES * 4), aligned(4), may_alias));
+typedef int dpn_vec_int __attribute__((vector_size(DPN_LANES * 4)));
+
+static DPN_ALWAYS_INLINE dpn_vec dpn_vec_load(const float *at)
+{
+    return *(const dpn_vec_any *)at;
+}
+
+static DPN_ALWAYS_INLINE void dpn_vec_store(float *at, dpn_vec x)
+{
+    *(dpn_vec_any *)at = x;
+}
+
+static DPN_ALWAYS_INLINE dpn_vec dpn_vec_set(float x)
+{
+    return x - (dpn_vec){0};
+}
+
+/* A*B + C, fused where the set can: always, not where a compiler thinks fit. */
+static DPN_ALWAYS_INLINE dpn_vec dpn_vec_fma(dpn_vec a, dpn_vec b, dpn_vec c)
+{
+#if DPN_LANES == 16
+    return _mm512_fmadd_ps(a, b, c);
+#elif DPN_LANES == 8
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* max(0, x), NaN stays NaN. */
+static DPN_ALWAYS_INLINE dpn_vec dpn_vec_relu(dpn_vec x)
+{
+#if DPN_LANES == 16
+    return _mm512_max_ps(_mm512_setzero_ps(), x);
+#elif DPN_LANES == 8
+    return _mm256_max_ps(_mm256_setzero_ps(), x);
+#else
+    return (dpn_vec)((dpn_vec_int)x & ~(x < 0.0f));
+#endif
+}
+
+/* X where Y > 0, else 0 (also where Y is NaN). */
+static DPN_ALWAYS_INLINE dpn_vec dpn_vec_where_positive(dpn_vec y, dpn_vec x)
+{
+#if DPN_LANES == 16
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_GT_OQ), x);
+#else
+    return (dpn_vec)((dpn_vec_int)x & (y > 0.0f));
+#endif
+}
+
+/* Past the caches: whole cache lines only, so a plain store where a vector is less than one. */
+static DPN_ALWAYS_INLINE void dpn_vec_stream(float *at, dpn_vec x)
+{
+#if DPN_LANES == 16
+    _mm512_stream_ps(at, x);
+#else
+    dpn_vec_store(at, x);
+#endif
+}
+
+/* Orders stores past the caches before whatever tells other threads of them. */
+static inline void dpn_stream_fence(void)
+{
+#if DPN_LANES == 16
+    _mm_sfence();
+#endif
+}
+
+#endif

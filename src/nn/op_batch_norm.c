@@ -1,0 +1,441 @@
+/* Batch normalisation (Ioffe & Szegedy 2015), with ReLU and residual addition fused: y = [relu](z*scale + shift + r),
+ * scale = weight/sqrt(var + eps), shift = bias - mean*scale.
+ *
+ * Cost: next to convolutions nothing but what is fused into them (link.c); else one pass for the moments, one for y, one
+ * for mask and sums of the gradient, one for z's gradient. Moments: float32 within fixed blocks of pixels, combined in
+ * ascending order in double; so they depend on the shape alone.
+ */
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/memory.h"
+#include "core/tree.h"
+#include "nn/nn.h"
+
+/* What PyTorch's BatchNorm2d has by default. */
+static const double norm_eps = 1e-5, norm_momentum = 0.1;
+
+/* Pixels of a block of moments or sums, if this op makes them: 64 channels of it fill L2 by a sixteenth. */
+enum { NORM_BLOCK_PIXELS = 512, NORM_MACS_PER_ELEM = 4, NORM_PIECE_PIXELS = 256 };
+
+/* Rows of cstride floats in exec->aux. */
+enum { NORM_MEAN, NORM_INVSTD, NORM_SCALE, NORM_SHIFT, NORM_G_SCALE, NORM_Z_SCALE, NORM_G_SHIFT, NORM_AUX_ROWS };
+
+static size_t norm_cstride(const struct dpn_exec *exec, const struct dpn_node *node)
+{
+    return exec->model->values[node->input].cstride;
+}
+
+static float *norm_aux(const struct dpn_exec *exec, const struct dpn_node *node, int row)
+{
+    return exec->aux + node->aux_at + (size_t)row * norm_cstride(exec, node);
+}
+
+static size_t norm_pixels(const struct dpn_exec *exec, const struct dpn_node *node, size_t rows)
+{
+    const struct dpn_value *z = &exec->model->values[node->input];
+    return rows * z->height * z->width;
+}
+
+static size_t norm_blocks(size_t pixels)
+{
+    return (pixels + NORM_BLOCK_PIXELS - 1) / NORM_BLOCK_PIXELS;
+}
+
+struct norm_job {
+    const struct dpn_kernels *kernels;
+    size_t pixels, cstride;
+    const float *z;
+    float *d, *blocks;
+    struct dpn_mask_sums mask;
+    struct dpn_bn_apply apply;
+    struct dpn_gradient gradient;
+};
+
+/* This thread's run of pieces of PIECE pixels. */
+static size_t norm_share(const struct norm_job *job, size_t piece, int thread, int size, size_t *first)
+{
+    size_t begin, count, pieces = (job->pixels + piece - 1) / piece;
+    dpn_split(pieces, (size_t)size, (size_t)thread, &begin, &count);
+    *first = begin * piece;
+    size_t end = (begin + count) * piece;
+    return (end < job->pixels ? end : job->pixels) - (*first < job->pixels ? *first : job->pixels);
+}
+
+static void norm_spread(const struct dpn_exec *exec, struct norm_job *job, dpn_team_fn *fn)
+{
+    job->kernels = exec->kernels;
+    dpn_exec_spread(exec, (double)job->pixels * (double)job->cstride * NORM_MACS_PER_ELEM, fn, job);
+}
+
+/* ---- moments ---- */
+
+static void norm_moments_part(void *arg, int thread, int size)
+{
+    const struct norm_job *job = arg;
+    size_t first, count = norm_share(job, NORM_BLOCK_PIXELS, thread, size, &first);
+    for (size_t at = first; at < first + count; at += NORM_BLOCK_PIXELS) {
+        size_t n = first + count - at < NORM_BLOCK_PIXELS ? first + count - at : NORM_BLOCK_PIXELS;
+        float *block = job->blocks + at / NORM_BLOCK_PIXELS * dpn_block_floats(job->cstride);
+        job->kernels->moments(n, job->cstride, job->z + at * job->cstride, block);
+    }
+}
+
+static void norm_sums_part(void *arg, int thread, int size)
+{
+    const struct norm_job *job = arg;
+    size_t first, count = norm_share(job, NORM_BLOCK_PIXELS, thread, size, &first);
+    for (size_t at = first; at < first + count; at += NORM_BLOCK_PIXELS) {
+        size_t n = first + count - at < NORM_BLOCK_PIXELS ? first + count - at : NORM_BLOCK_PIXELS;
+        size_t offset = at * job->cstride;
+        struct dpn_mask_sums mask = job->mask;
+        mask.sums += at / NORM_BLOCK_PIXELS * dpn_block_floats(job->cstride);
+        mask.z += offset;
+        if (mask.y) mask.y += offset;
+        job->kernels->mask_sums(n, job->cstride, job->d + offset, &mask);
+    }
+}
+
+struct dpn_mask_sums dpn_batch_norm_mask(const struct dpn_exec *exec, const struct dpn_node *norm)
+{
+    struct dpn_mask_sums mask = {
+        .z = exec->value[norm->input],
+        .mean = norm_aux(exec, norm, NORM_MEAN),
+        .sums = exec->blocks,
+    };
+    if (!norm->relu) return mask;
+    mask.y = exec->value[norm->output];
+    if (mask.y) return mask;
+    mask.scale = norm_aux(exec, norm, NORM_SCALE);
+    mask.shift = norm_aux(exec, norm, NORM_SHIFT);
+    return mask;
+}
+
+/* Whether the convolution that reads the norm's output has masked its gradient and taken the sums. */
+static int norm_masked(const struct dpn_model *model, const struct dpn_node *node)
+{
+    int reader = model->values[node->output].first_reader;
+    return reader >= 0 && model->nodes[reader].masks == (int)(node - model->nodes);
+}
+
+static int norm_measured(const struct dpn_model *model, const struct dpn_node *node)
+{
+    int maker = model->values[node->input].maker;
+    return maker >= 0 && model->nodes[maker].norm == (int)(node - model->nodes);
+}
+
+static void norm_measure(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int backward)
+{
+    const struct dpn_model *model = exec->model;
+    struct norm_job job = {.pixels = norm_pixels(exec, node, rows),
+                           .cstride = norm_cstride(exec, node),
+                           .z = exec->value[node->input],
+                           .blocks = exec->blocks};
+    if (backward ? norm_masked(model, node) : norm_measured(model, node)) return;
+    if (backward) {
+        job.d = exec->grad[node->output];
+        job.mask = dpn_batch_norm_mask(exec, node);
+        norm_spread(exec, &job, norm_sums_part);
+        exec->kernels->sums_combine(norm_blocks(job.pixels), job.cstride, exec->blocks,
+                                    exec->sums + node->moments_at);
+    } else {
+        norm_spread(exec, &job, norm_moments_part);
+        exec->kernels->moments_combine(norm_blocks(job.pixels), job.cstride, exec->blocks,
+                                       exec->moments + node->moments_at);
+    }
+}
+
+/* Chan, Golub & LeVeque (1979): both parts' moments; of sums, the sum. */
+static void norm_merge(size_t elems, double *into, const double *other, int backward)
+{
+    size_t c = (elems - 1) / 2;
+    double n = into[0] + other[0];
+    if (other[0] == 0) return;
+    for (size_t i = 1; i <= c; i++) {
+        if (backward) {
+            into[i] += other[i];
+            into[c + i] += other[c + i];
+            continue;
+        }
+        double delta = other[i] - into[i];
+        into[i] += delta * other[0] / n;
+        into[c + i] += other[c + i] + delta * delta * into[0] * other[0] / n;
+    }
+    into[0] = n;
+}
+
+/* ---- forward ---- */
+
+static void norm_set(const struct dpn_node *node, const struct dpn_exec *exec, size_t c, double mean, double var)
+{
+    const struct dpn_model *model = exec->model;
+    double invstd = 1.0 / sqrt(var + norm_eps);
+    double scale = (double)exec->params[model->tensors[node->tensors[0]].offset + c] * invstd;
+    norm_aux(exec, node, NORM_MEAN)[c] = (float)mean;
+    norm_aux(exec, node, NORM_INVSTD)[c] = (float)invstd;
+    norm_aux(exec, node, NORM_SCALE)[c] = (float)scale;
+    norm_aux(exec, node, NORM_SHIFT)[c] =
+        (float)((double)exec->params[model->tensors[node->tensors[1]].offset + c] - mean * scale);
+}
+
+static void norm_adopt_forward(const struct dpn_node *node, const struct dpn_exec *exec, const double *total)
+{
+    size_t cstride = norm_cstride(exec, node), channels = exec->model->values[node->input].channels;
+    for (size_t c = 0; c < channels; c++) norm_set(node, exec, c, total[1 + c], total[1 + cstride + c] / total[0]);
+}
+
+/* The gradient of z, as dz = g*scale + z*z_scale + shift: scale*(g - sum g/n - (z - mean)*invstd^2*sum g(z - mean)/n).
+ */
+static void norm_adopt_backward(const struct dpn_node *node, const struct dpn_exec *exec, const double *total)
+{
+    const struct dpn_model *model = exec->model;
+    size_t cstride = norm_cstride(exec, node), channels = model->values[node->input].channels;
+    for (size_t c = 0; c < channels; c++) {
+        double invstd = (double)norm_aux(exec, node, NORM_INVSTD)[c], mean = (double)norm_aux(exec, node, NORM_MEAN)[c];
+        double scale = (double)norm_aux(exec, node, NORM_SCALE)[c];
+        double z_scale = -scale * invstd * invstd * total[1 + cstride + c] / total[0];
+        norm_aux(exec, node, NORM_G_SCALE)[c] = (float)scale;
+        norm_aux(exec, node, NORM_Z_SCALE)[c] = (float)z_scale;
+        norm_aux(exec, node, NORM_G_SHIFT)[c] = (float)(-scale * total[1 + c] / total[0] - z_scale * mean);
+    }
+}
+
+/* The shard's own sums, however many shards shared the statistics. */
+static void norm_tensor_grads(const struct dpn_node *node, const struct dpn_exec *exec)
+{
+    const struct dpn_model *model = exec->model;
+    size_t cstride = norm_cstride(exec, node);
+    const double *own = exec->sums + node->moments_at;
+    float *dweight = exec->grads + model->tensors[node->tensors[0]].offset;
+    float *dbias = exec->grads + model->tensors[node->tensors[1]].offset;
+    for (size_t c = 0; c < model->values[node->input].channels; c++) {
+        dbias[c] = (float)own[1 + c];
+        dweight[c] = (float)(own[1 + cstride + c] * (double)norm_aux(exec, node, NORM_INVSTD)[c]);
+    }
+}
+
+static void norm_adopt(const struct dpn_node *node, struct dpn_exec *exec, const double *total, int backward)
+{
+    if (backward) norm_adopt_backward(node, exec, total);
+    else norm_adopt_forward(node, exec, total);
+}
+
+static void norm_running(const struct dpn_node *node, const struct dpn_exec *exec)
+{
+    const struct dpn_model *model = exec->model;
+    const float *mean = exec->buffers + model->buffers[node->buffers].offset;
+    const float *var = exec->buffers + model->buffers[node->buffers + 1].offset;
+    for (size_t c = 0; c < model->values[node->input].channels; c++)
+        norm_set(node, exec, c, (double)mean[c], (double)var[c]);
+}
+
+static void norm_apply_part(void *arg, int thread, int size)
+{
+    const struct norm_job *job = arg;
+    struct dpn_bn_apply part = job->apply;
+    size_t first;
+    part.pixels = norm_share(job, NORM_PIECE_PIXELS, thread, size, &first);
+    if (part.pixels == 0) return;
+    part.z += first * job->cstride;
+    part.y += first * job->cstride;
+    if (part.residual.x) part.residual.x += first * job->cstride;
+    job->kernels->bn_apply(&part);
+}
+
+static void norm_forward(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int training)
+{
+    struct norm_job job = {.pixels = norm_pixels(exec, node, rows), .cstride = norm_cstride(exec, node)};
+    if (!training) norm_running(node, exec);
+    if (exec->model->values[node->output].lazy) return;
+    job.apply = (struct dpn_bn_apply){
+        .cstride = job.cstride,
+        .z = exec->value[node->input],
+        .scale = norm_aux(exec, node, NORM_SCALE),
+        .shift = norm_aux(exec, node, NORM_SHIFT),
+        .relu = node->relu,
+        .y = exec->value[node->output],
+    };
+    if (node->residual >= 0) job.apply.residual = dpn_exec_source(exec, node->residual);
+    norm_spread(exec, &job, norm_apply_part);
+}
+
+/* ---- backward ---- */
+
+static void norm_grad_part(void *arg, int thread, int size)
+{
+    const struct norm_job *job = arg;
+    struct dpn_gradient dy = job->gradient;
+    size_t first, pixels = norm_share(job, NORM_PIECE_PIXELS, thread, size, &first);
+    if (pixels == 0) return;
+    dy.g += first * job->cstride;
+    dy.z += first * job->cstride;
+    job->kernels->bn_grad(pixels, job->cstride, &dy, job->d + first * job->cstride);
+}
+
+static void norm_residual_part(void *arg, int thread, int size)
+{
+    const struct norm_job *job = arg;
+    size_t first, pixels = norm_share(job, NORM_PIECE_PIXELS, thread, size, &first);
+    float *into = job->d + first * job->cstride;
+    if (pixels) job->kernels->add(pixels * job->cstride, into, job->gradient.g + first * job->cstride, into);
+}
+
+static struct dpn_gradient norm_gradient(const struct dpn_exec *exec, const struct dpn_node *node)
+{
+    return (struct dpn_gradient){
+        .g = exec->grad[node->output],
+        .z = exec->value[node->input],
+        .g_scale = norm_aux(exec, node, NORM_G_SCALE),
+        .z_scale = norm_aux(exec, node, NORM_Z_SCALE),
+        .shift = norm_aux(exec, node, NORM_G_SHIFT),
+    };
+}
+
+static void norm_backward(const struct dpn_node *node, struct dpn_exec *exec, size_t rows)
+{
+    struct norm_job job = {.pixels = norm_pixels(exec, node, rows),
+                           .cstride = norm_cstride(exec, node),
+                           .gradient = norm_gradient(exec, node)};
+    norm_tensor_grads(node, exec);
+    if (node->needs_residual_grad && node->adds_residual_grad) {
+        job.d = exec->grad[node->residual];
+        norm_spread(exec, &job, norm_residual_part);
+    }
+    if (!node->needs_input_grad || exec->model->values[node->input].grad_lazy) return;
+    job.d = exec->grad[node->input];
+    norm_spread(exec, &job, norm_grad_part);
+}
+
+/* ---- reading through a norm ---- */
+
+struct dpn_source dpn_exec_source(const struct dpn_exec *exec, int value)
+{
+    const struct dpn_value *v = &exec->model->values[value];
+    if (!v->lazy) return (struct dpn_source){.x = exec->value[value]};
+    const struct dpn_node *norm = &exec->model->nodes[v->maker];
+    return (struct dpn_source){
+        .x = exec->value[norm->input],
+        .scale = norm_aux(exec, norm, NORM_SCALE),
+        .shift = norm_aux(exec, norm, NORM_SHIFT),
+        .relu = norm->relu,
+    };
+}
+
+struct dpn_gradient dpn_exec_gradient(const struct dpn_exec *exec, const struct dpn_node *node)
+{
+    if (!exec->model->values[node->output].grad_lazy)
+        return (struct dpn_gradient){.g = exec->grad[node->output]};
+    return norm_gradient(exec, &exec->model->nodes[node->norm]);
+}
+
+/* ---- running statistics ---- */
+
+/* Mean and variance of channel C that one step contributes: of all values together, or averaged over shards. */
+static void norm_step_statistics(const double *moments, size_t stride, uint64_t leaves, size_t cstride, size_t c,
+                                 double *mean, double *var, int *uncorrected)
+{
+    double samples = 0;
+    *mean = *var = 0;
+    for (uint64_t l = 0; l < leaves; l++) samples += moments[l * stride];
+    for (uint64_t l = 0; l < leaves; l++) {
+        const double *m = moments + l * stride;
+        double n = m[0];
+        *mean += n / samples * m[1 + c];
+        *var += n / samples * (m[1 + cstride + c] / (n > 1 ? n - 1 : n));
+        *uncorrected |= n <= 1;
+    }
+}
+
+int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, size_t stride, uint64_t leaves,
+                          int sync, float *buffers)
+{
+    int uncorrected = 0;
+    double whole[2 * DPN_TREE_MAX_LEVEL + 8][3];
+    for (size_t i = 0; i < model->n_nodes; i++) {
+        const struct dpn_node *node = &model->nodes[i];
+        if (node->buffers < 0) continue;
+        size_t cstride = model->values[node->input].cstride;
+        const double *at = moments + node->moments_at;
+        for (size_t c = 0; c < model->values[node->input].channels; c++) {
+            double mean, var;
+            if (sync) {
+                size_t depth = 0;
+                for (uint64_t l = 0; l < leaves; l++) {
+                    const double *m = at + l * stride;
+                    double leaf[3] = {m[0], m[1 + c], m[1 + cstride + c]};
+                    memcpy(whole[depth++], leaf, sizeof leaf);
+                    for (unsigned adds = dpn_tree_adds_after(l, 0, leaves, leaves); adds > 0; adds--, depth--)
+                        norm_merge(3, whole[depth - 2], whole[depth - 1], 0);
+                }
+                norm_step_statistics(whole[0], 3, 1, 1, 0, &mean, &var, &uncorrected);
+            } else {
+                norm_step_statistics(at, stride, leaves, cstride, c, &mean, &var, &uncorrected);
+            }
+            float *running_mean = buffers + model->buffers[node->buffers].offset + c;
+            float *running_var = buffers + model->buffers[node->buffers + 1].offset + c;
+            *running_mean = (float)((1.0 - norm_momentum) * (double)*running_mean + norm_momentum * mean);
+            *running_var = (float)((1.0 - norm_momentum) * (double)*running_var + norm_momentum * var);
+        }
+    }
+    return uncorrected;
+}
+
+/* ---- the class ---- */
+
+static size_t norm_moments_elems(const struct dpn_model *model, const struct dpn_node *node)
+{
+    return 1 + 2 * model->values[node->input].cstride;
+}
+
+static size_t norm_aux_elems(const struct dpn_model *model, const struct dpn_node *node)
+{
+    return NORM_AUX_ROWS * model->values[node->input].cstride;
+}
+
+static void norm_workspace(const struct dpn_model *model, const struct dpn_node *node,
+                           const struct dpn_kernels *kernels, size_t rows, int training,
+                           struct dpn_workspace *workspace)
+{
+    const struct dpn_value *z = &model->values[node->input];
+    (void)kernels;
+    if (training)
+        workspace->blocks = norm_blocks(rows * z->height * z->width) * dpn_block_floats(z->cstride);
+}
+
+const struct dpn_op_class dpn_op_batch_norm = {
+    .name = "batch_norm",
+    .fuses_relu = 1,
+    .fuses_add = 1,
+    .reads_lazy_residual = 1,
+    .keeps_input = 1,
+    .keeps_output = 1,
+    .sharing = DPN_SHARES_RESIDUAL,
+    .forward = norm_forward,
+    .backward = norm_backward,
+    .moments_elems = norm_moments_elems,
+    .aux_elems = norm_aux_elems,
+    .measure = norm_measure,
+    .adopt = norm_adopt,
+    .merge = norm_merge,
+    .workspace = norm_workspace,
+};
+
+int dpn_build_batch_norm(struct dpn_model_builder *builder, int input, const char *name)
+{
+    const struct dpn_value *z = dpn_build_shape(builder, input);
+    if (!z) return -1;
+    assert(z->cstride % 16 == 0);
+    size_t channels = z->channels;
+    int weight = dpn_build_tensor(builder, name, "weight", NULL, 1, &channels, DPN_INIT_ONE, 0);
+    int bias = dpn_build_tensor(builder, name, "bias", NULL, 1, &channels, DPN_INIT_ZERO, 0);
+    int mean = dpn_build_buffer(builder, name, "running_mean", channels, DPN_INIT_ZERO);
+    dpn_build_buffer(builder, name, "running_var", channels, DPN_INIT_ONE);
+    int output = dpn_build_value(builder, channels, z->height, z->width, -1);
+    struct dpn_node *node = dpn_build_node(builder, &dpn_op_batch_norm, input, output, 0);
+    if (!node) return -1;
+    node->tensors[0] = weight;
+    node->tensors[1] = bias;
+    node->buffers = mean;
+    return output;
+}

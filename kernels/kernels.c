@@ -63,11 +63,12 @@ static void kernels_unpack16(const struct dpn_panel_rows *rows, size_t columns, 
     const size_t n = kernels_column_elems(rows), width = columns - first < 16 ? columns - first : 16;
     float *to = torch_weight + first * n;
     for (size_t start = 0; start < n; start += 16) {
-        const size_t end = n - start < 16 ? n : start + 16;
-        for (size_t k = start; k < end; k++) {
-            const float *row = panel + kernels_panel_row(rows, k) * stride;
-            for (size_t c = 0; c < width; c++) to[c * n + k] = row[c];
-        }
+        const size_t count = n - start < 16 ? n - start : 16;
+        const float *row[16];
+        for (size_t k = 0; k < count; k++) row[k] = panel + kernels_panel_row(rows, start + k) * stride;
+        /* Column by column: 16 columns that lie a power of two apart do not fit into L1 at once. */
+        for (size_t c = 0; c < width; c++)
+            for (size_t k = 0; k < count; k++) to[c * n + start + k] = row[k][c];
     }
 }
 

@@ -1,12 +1,14 @@
-/* Direct convolution of every shape as matrix products over packed patches (implicit GEMM), and its forward pass.
+/* Direct convolution of every shape as matrix products over packed patches (implicit GEMM), and its
+ * forward pass.
  *
- * Forward: an item is a band of output pixels. Its patches of x are packed block by block into private scratch, the
- * batch norm and ReLU before done on the way, and multiplied with the weights, which are a packed B as they lie; bias,
- * ReLU and moments follow while the band is in cache. A 1x1 kernel of stride 1 multiplies x where it lies.
- * Data and weights: conv_direct_data.c, conv_direct_weights.c.
+ * Forward: an item is a band of output pixels. Its patches of x are packed block by block into private
+ * scratch, the batch norm and ReLU before done on the way, and multiplied with the weights, which are a
+ * packed B as they lie; bias, ReLU and moments follow while the band is in cache. A 1x1 kernel of stride 1
+ * multiplies x where it lies. Data and weights: conv_direct_data.c, conv_direct_weights.c.
  *
- * Cost: the flops of the definition, plus one copy of a patch an output pixel. Every element of y is one chain over
- * the kernel's taps and channels, in the order of the weights' rows; cuts come from the shape alone.
+ * Cost: the flops of the definition, plus one copy of a patch an output pixel. Every element of y is one
+ * chain over the kernel's taps and channels, in the order of the weights' rows; cuts come from the shape
+ * alone.
  *
  * Limits: none on the shape. A row of one sample is the least that an item can be.
  */
@@ -30,8 +32,8 @@ struct direct_bands DPN_ISA_SYMBOL(direct_bands)(size_t samples, size_t height, 
     return bands;
 }
 
-struct direct_band DPN_ISA_SYMBOL(direct_band)(const struct direct_bands *bands, size_t samples, size_t height,
-                                               size_t index)
+struct direct_band DPN_ISA_SYMBOL(direct_band)(const struct direct_bands *bands, size_t samples,
+                                               size_t height, size_t index)
 {
     const size_t sample = index / bands->per_sample * bands->samples;
     const size_t row = index % bands->per_sample * bands->rows;
@@ -103,13 +105,13 @@ struct direct_plan {
 
 static struct direct_plan direct_forward_plan(const struct dpn_conv *conv)
 {
-    const size_t k = conv->kernel_height * conv->kernel_width * conv->in_channels, rows = direct_rows_at_once(k);
+    const size_t k = conv->kernel_height * conv->kernel_width * conv->in_channels;
     const int dense = conv->out_stride == conv->out_height * conv->out_width * conv->out_cstride;
-    const size_t target = direct_max(rows, direct_staged_band(conv->in_channels));
+    const size_t target = direct_max(direct_rows_at_once(k), direct_staged_band(conv->in_channels));
     struct direct_plan plan = {.k = k};
-    plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->out_height, conv->out_width, dense, target);
-    const size_t pixels = plan.bands.samples * plan.bands.rows * conv->out_width;
-    plan.block = direct_cuts(pixels, direct_cuts(pixels, rows + rows / 2));
+    plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->out_height, conv->out_width, dense,
+                                              target);
+    plan.block = direct_block(plan.bands.samples * plan.bands.rows * conv->out_width, k);
     return plan;
 }
 
@@ -117,7 +119,8 @@ static struct direct_plan direct_forward_plan(const struct dpn_conv *conv)
 static size_t direct_forward_staged(const struct dpn_conv *conv, const struct direct_plan *plan)
 {
     const struct dpn_source none = {0};
-    const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan->bands, conv->samples, conv->out_height, 0);
+    const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan->bands, conv->samples, conv->out_height,
+                                                                0);
     const struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &none, &band);
     return DPN_ISA_SYMBOL(direct_stage_floats)(&gather);
 }
@@ -127,8 +130,8 @@ static void direct_forward_band(const struct dpn_conv_args *args, const struct d
 {
     const struct dpn_conv *conv = args->conv;
     const size_t cstride = conv->out_cstride;
-    const struct direct_band band =
-        DPN_ISA_SYMBOL(direct_band)(&plan->bands, conv->samples, conv->out_height, item);
+    const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan->bands, conv->samples, conv->out_height,
+                                                                item);
     const size_t pixels = band.samples * band.rows * conv->out_width;
     struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &args->x, &band);
     float *y = args->y + band.sample * conv->out_stride + band.row * conv->out_width * cstride;
@@ -136,7 +139,10 @@ static void direct_forward_band(const struct dpn_conv_args *args, const struct d
 
     DPN_ISA_SYMBOL(direct_stage)(&gather, staged);
     for (size_t first = 0; first < pixels; first += plan->block) {
-        struct dpn_gemm gemm = {.m = direct_min(plan->block, pixels - first), .k = plan->k, .a_col = 1, .b_col = 1};
+        struct dpn_gemm gemm = {.m = direct_min(plan->block, pixels - first),
+                                .k = plan->k,
+                                .a_col = 1,
+                                .b_col = 1};
         gemm.a = DPN_ISA_SYMBOL(direct_rows)(&gather, first, gemm.m, 0, plan->k, scratch, &gemm.a_row);
         gemm.c_row = cstride;
         for (size_t c = 0; c < conv->out_channels; c += DPN_PANEL_COLUMNS) {
@@ -146,8 +152,9 @@ static void direct_forward_band(const struct dpn_conv_args *args, const struct d
             gemm.b = args->weights + offset;
             gemm.c = y + first * cstride + c;
             DPN_ISA_SYMBOL(gemm)(&gemm);
-            DPN_ISA_SYMBOL(direct_finish)(gemm.m, gemm.n, direct_min(gemm.n, conv->out_channels - c),
-                                          args->bias != NULL ? args->bias + c : NULL, args->relu, gemm.c, cstride);
+            DPN_ISA_SYMBOL(direct_finish)
+            (gemm.m, gemm.n, direct_min(gemm.n, conv->out_channels - c),
+             args->bias != NULL ? args->bias + c : NULL, args->relu, gemm.c, cstride);
         }
     }
     if (args->moments != NULL)
@@ -191,7 +198,8 @@ static size_t direct_blocks(const struct dpn_conv *conv, enum dpn_conv_pass pass
     return direct_items(conv, pass, pass == DPN_CONV_DATA);
 }
 
-static void direct_run(const struct dpn_conv_args *args, int phase, size_t first, size_t count, float *scratch)
+static void direct_run(const struct dpn_conv_args *args, int phase, size_t first, size_t count,
+                       float *scratch)
 {
     if (args->pass == DPN_CONV_DATA) {
         DPN_ISA_SYMBOL(direct_data)(args, phase, first, count, scratch);

@@ -1,9 +1,9 @@
-/* What the three passes of the direct convolution share: a tensor as patches are read from it, the cut of a pass
- * into bands of pixels, and the packing of patches into rows of a matrix.
+/* What the three passes of the direct convolution share: a tensor as patches are read from it, the cut of
+ * a pass into bands of pixels, and the packing of patches into rows of a matrix.
  *
- * A patch is the window of pixels under one position of the kernel, as one row of ny*nx*channels floats in the order
- * of the weights' rows. Forward and weights pack patches of x; the data pass packs patches of dy, with those of the
- * kernel's taps that meet one class of input pixels.
+ * A patch is the window of pixels under one position of the kernel, as one row of ny*nx*channels floats in
+ * the order of the weights' rows. Forward and weights pack patches of x; the data pass packs patches of
+ * dy, with those of the kernel's taps that meet one class of input pixels.
  */
 #ifndef DPN_KERNELS_CPU_CONV_DIRECT_H
 #define DPN_KERNELS_CPU_CONV_DIRECT_H
@@ -29,8 +29,8 @@ struct direct_map {
     size_t channels, cstride, height, width, stride; /* STRIDE: floats from sample to sample */
 };
 
-/* The cut of a tensor's pixels into COUNT bands: ROWS rows (the last band of a sample: what is left) of one sample,
- * or SAMPLES whole samples (the last band: what is left). */
+/* The cut of a tensor's pixels into COUNT bands: ROWS rows (the last band of a sample: what is left) of
+ * one sample, or SAMPLES whole samples (the last band: what is left). */
 struct direct_bands {
     size_t count, per_sample, samples, rows;
 };
@@ -38,8 +38,8 @@ struct direct_band {
     size_t sample, samples, row, rows;
 };
 
-/* The patches of SAMPLES x ROWS x COLUMNS positions. The first has its corner at pixel (TOP, LEFT) of sample SAMPLE,
- * which may lie outside; from one to the next it is STEP pixels. */
+/* The patches of SAMPLES x ROWS x COLUMNS positions. The first has its corner at pixel (TOP, LEFT) of
+ * sample SAMPLE, which may lie outside; from one to the next it is STEP pixels. */
 struct direct_gather {
     struct direct_map map;
     size_t sample, samples, rows, columns, step, ny, nx;
@@ -68,8 +68,8 @@ static inline size_t direct_round16(size_t n)
     return (n + 15) / 16 * 16;
 }
 
-/* Row stride of a matrix of packed rows of K floats: an odd number of cache lines, so that rows do not share the
- * sets of a cache. */
+/* Row stride of a matrix of packed rows of K floats: an odd number of cache lines, so that rows do not
+ * share the sets of a cache. */
 static inline size_t direct_row_stride(size_t k)
 {
     return direct_round16(k) / 16 % 2 ? direct_round16(k) : direct_round16(k) + 16;
@@ -87,24 +87,34 @@ static inline size_t direct_rows_at_once(size_t k)
     return direct_min(96, direct_max(24, 200 * 1024 / k));
 }
 
-/* Whether patches of CHANNELS at CSTRIDE go through a staged copy: runs that are no whole vectors, or so short that
- * looking for the border at each costs more than copying first. */
+/* The cut of POSITIONS patches of K floats into products: of this many each, whole tiles of any height. */
+static inline size_t direct_block(size_t positions, size_t k)
+{
+    const size_t rows = direct_rows_at_once(k),
+                 even = direct_cuts(positions, direct_cuts(positions, rows + rows / 2));
+    return direct_min(positions, (even + 23) / 24 * 24);
+}
+
+/* Whether patches of CHANNELS at CSTRIDE go through a staged copy: runs that are no whole vectors, or so
+ * short that looking for the border at each costs more than copying first. */
 static inline int direct_stages(size_t channels, size_t cstride)
 {
     return channels != cstride || channels % 16 != 0 || channels < 64;
 }
 
-/* Pixels of a band at least: where CHANNELS are few it is long, so that less of the staged copy is copied twice. */
+/* Pixels of a band at least: where CHANNELS are few it is long, so that less of the staged copy is copied
+ * twice. */
 static inline size_t direct_staged_band(size_t channels)
 {
     return channels < 64 ? 512 : 1;
 }
 
-/* About TARGET pixels a band. DENSE: a sample begins where the one before ends, so a band may hold several. */
+/* About TARGET pixels a band. DENSE: a sample begins where the one before ends, so a band may hold
+ * several. */
 struct direct_bands DPN_ISA_SYMBOL(direct_bands)(size_t samples, size_t height, size_t width, int dense,
                                                  size_t target);
-struct direct_band DPN_ISA_SYMBOL(direct_band)(const struct direct_bands *bands, size_t samples, size_t height,
-                                               size_t index);
+struct direct_band DPN_ISA_SYMBOL(direct_band)(const struct direct_bands *bands, size_t samples,
+                                               size_t height, size_t index);
 
 struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv *conv, const struct dpn_gradient *dy);
 /* The patches of x that BAND of y is made of. */
@@ -116,21 +126,22 @@ struct direct_gather DPN_ISA_SYMBOL(direct_x_gather)(const struct dpn_conv *conv
 size_t DPN_ISA_SYMBOL(direct_stage_floats)(const struct direct_gather *gather);
 /* Whether the patches are whole pixels that lie one after the other: nothing to copy. */
 int DPN_ISA_SYMBOL(direct_in_place)(const struct direct_gather *gather);
-/* Copies to STAGED what GATHER's patches cover: as read, real channels only, zeros outside of the map. Does nothing
- * where patches are in place, or better packed from the map itself. */
+/* Copies to STAGED what GATHER's patches cover: as read, real channels only, zeros outside of the map.
+ * Does nothing where patches are in place, or better packed from the map itself. */
 void DPN_ISA_SYMBOL(direct_stage)(struct direct_gather *gather, float *staged);
-/* Floats K0 .. K1-1 of the patches of positions FIRST .. FIRST+COUNT-1, as rows of a matrix (stride ROW): where they
- * lie as such, else packed to SCRATCH, direct_packed_floats(). K0 and K1 are multiples of 16, or K1 the patch's end. */
-const float *DPN_ISA_SYMBOL(direct_rows)(const struct direct_gather *gather, size_t first, size_t count, size_t k0,
-                                         size_t k1, float *scratch, size_t *row);
-/* COUNT pixels of MAP from the one at float FROM on, their channels C .. C+WIDTH-1, to rows of WIDTH floats; zeros past
- * the real channels. C and WIDTH are multiples of 16. */
-void DPN_ISA_SYMBOL(direct_columns)(const struct direct_map *map, size_t from, size_t count, size_t c, size_t width,
-                                    float *to);
-/* For columns 0 .. WIDTH-1 of PIXELS rows of Y (stride Y_ROW): adds BIAS (or NULL), then max(0, .) with RELU; columns
- * from VALID on are set to 0. WIDTH is a multiple of 16. */
-void DPN_ISA_SYMBOL(direct_finish)(size_t pixels, size_t width, size_t valid, const float *bias, int relu, float *y,
-                                   size_t y_row);
+/* Floats K0 .. K1-1 of the patches of positions FIRST .. FIRST+COUNT-1, as rows of a matrix (stride ROW):
+ * where they lie as such, else packed to SCRATCH, direct_packed_floats(). K0 and K1 are multiples of 16,
+ * or K1 the patch's end. */
+const float *DPN_ISA_SYMBOL(direct_rows)(const struct direct_gather *gather, size_t first, size_t count,
+                                         size_t k0, size_t k1, float *scratch, size_t *row);
+/* COUNT pixels of MAP from the one at float FROM on, their channels C .. C+WIDTH-1, to rows of WIDTH
+ * floats; zeros past the real channels. C and WIDTH are multiples of 16. */
+void DPN_ISA_SYMBOL(direct_columns)(const struct direct_map *map, size_t from, size_t count, size_t c,
+                                    size_t width, float *to);
+/* For columns 0 .. WIDTH-1 of PIXELS rows of Y (stride Y_ROW): adds BIAS (or NULL), then max(0, .) with
+ * RELU; columns from VALID on are set to 0. WIDTH is a multiple of 16. */
+void DPN_ISA_SYMBOL(direct_finish)(size_t pixels, size_t width, size_t valid, const float *bias, int relu,
+                                   float *y, size_t y_row);
 
 /* ---- the passes in files of their own, with the meanings of struct dpn_conv_algorithm ---- */
 size_t DPN_ISA_SYMBOL(direct_data_shared)(const struct dpn_conv *conv);

@@ -1,21 +1,23 @@
 /* Direct convolution, gradient of the input.
  *
- * Input pixels fall into stride^2 classes by the taps that meet them; in one class the pass is a convolution of dy of
- * stride 1, with the class's taps turned round. Phase 0 transposes the weights class by class into `shared`; an item
- * of phase 1 is a band of dx in which every class is multiplied from packed patches of dy and put in its place, so
- * that ReLU's mask and the sums find the band finished and in cache. Pixels that no tap meets are 0 (or stay).
+ * Input pixels fall into stride^2 classes by the taps that meet them; in one class the pass is a
+ * convolution of dy of stride 1, with the class's taps turned round. Phase 0 transposes the weights class
+ * by class into `shared`; an item of phase 1 is a band of dx in which every class is multiplied from
+ * packed patches of dy and put in its place, so that ReLU's mask and the sums find the band finished and
+ * in cache. Pixels that no tap meets are 0 (or stay).
  *
- * Few input channels would leave most of a vector empty. They go the other way round: an item is a sample of dx, one
- * product gives every output pixel's contributions to all its taps, and each input pixel collects its own.
+ * Few input channels would leave most of a vector empty. They go the other way round: an item is a sample
+ * of dx, one product gives every output pixel's contributions to all its taps, and each input pixel
+ * collects its own.
  *
- * Cost: the flops of the definition, a copy of the weights, and a copy of a patch an input pixel (few channels: of the
- * contributions). Every element of dx is one chain (few channels: one a tap, added in the order of the taps), of a
- * form that the shape alone decides.
+ * Cost: the flops of the definition, a copy of the weights, and a copy of a patch an input pixel (few
+ * channels: of the contributions). Every element of dx is one chain (few channels: one a tap, added in the
+ * order of the taps), of a form that the shape alone decides.
  */
 #include "kernels/cpu/conv_direct.h"
 
 enum {
-    DATA_FEW = 8, /* channels that are few */
+    DATA_FEW = 8,                 /* channels that are few */
     DATA_FEW_FLOATS = 512 * 1024, /* of a sample's contributions, at most */
 };
 
@@ -56,29 +58,31 @@ static struct data_plan data_plan(const struct dpn_conv *conv)
         return plan;
     }
     plan.k = direct_cuts(conv->kernel_height, s) * direct_cuts(conv->kernel_width, s) * conv->out_channels;
-    const size_t rows = direct_rows_at_once(plan.k);
-    plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->in_height, conv->in_width, data_dense(conv),
-                                              rows * s * s);
-    const size_t positions =
-        plan.bands.samples * direct_cuts(plan.bands.rows, s) * direct_cuts(conv->in_width, s);
-    plan.block = direct_cuts(positions, direct_cuts(positions, rows + rows / 2));
+    plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->in_height, conv->in_width,
+                                              data_dense(conv), direct_rows_at_once(plan.k) * s * s);
+    plan.block = direct_block(plan.bands.samples * direct_cuts(plan.bands.rows, s) *
+                                  direct_cuts(conv->in_width, s),
+                              plan.k);
     return plan;
 }
 
-/* Pixels BEGIN .. BEGIN+COUNT-1 of one dimension: those of class R are FIRST, FIRST + stride, ..., COUNT of them, met by
- * TAPS taps, after BEFORE taps of the classes before. The first one's window on dy begins at CORNER. */
+/* Pixels BEGIN .. BEGIN+COUNT-1 of one dimension: those of class R are FIRST, FIRST + stride, ..., COUNT
+ * of them, met by TAPS taps, after BEFORE taps of the classes before. The first one's window on dy begins
+ * at CORNER. */
 struct data_class {
     size_t first, count, taps, before;
     long corner;
 };
 
-static struct data_class data_class(const struct dpn_conv *conv, size_t kernel, size_t r, size_t begin, size_t count)
+static struct data_class data_class(const struct dpn_conv *conv, size_t kernel, size_t r, size_t begin,
+                                    size_t count)
 {
     const size_t s = conv->stride, phase = (begin + conv->pad) % s, skip = (r + s - phase) % s;
     struct data_class class = {.first = begin + skip};
     class.count = skip < count ? (count - skip - 1) / s + 1 : 0;
     class.taps = r < kernel ? (kernel - 1 - r) / s + 1 : 0;
-    for (size_t before = 0; before < r && before < kernel; before++) class.before += (kernel - 1 - before) / s + 1;
+    for (size_t before = 0; before < r && before < kernel; before++)
+        class.before += (kernel - 1 - before) / s + 1;
     class.corner = (long)((class.first + conv->pad - r) / s) - (long)class.taps + 1;
     return class;
 }
@@ -88,7 +92,8 @@ static struct data_class data_class(const struct dpn_conv *conv, size_t kernel, 
 static DPN_ALWAYS_INLINE void data_transpose4(const float *from, size_t from_row, float *to, size_t to_row)
 {
     data_quad r0 = *(const data_quad_any *)from, r1 = *(const data_quad_any *)(from + from_row);
-    data_quad r2 = *(const data_quad_any *)(from + 2 * from_row), r3 = *(const data_quad_any *)(from + 3 * from_row);
+    data_quad r2 = *(const data_quad_any *)(from + 2 * from_row),
+              r3 = *(const data_quad_any *)(from + 3 * from_row);
     data_quad low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
     data_quad low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
     data_quad high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
@@ -100,7 +105,8 @@ static DPN_ALWAYS_INLINE void data_transpose4(const float *from, size_t from_row
 }
 
 /* to[j][i] = from[i][j] for i < ROWS, j < COLUMNS; zeros in to[j][ROWS .. round16(ROWS)-1]. */
-static void data_transpose(const float *from, size_t from_row, size_t rows, size_t columns, float *to, size_t to_row)
+static void data_transpose(const float *from, size_t from_row, size_t rows, size_t columns, float *to,
+                           size_t to_row)
 {
     const size_t rows4 = rows / 4 * 4, columns4 = columns / 4 * 4;
     for (size_t j = 0; j < columns4; j += 4)
@@ -112,8 +118,8 @@ static void data_transpose(const float *from, size_t from_row, size_t rows, size
     }
 }
 
-/* Rows ROW .. ROW+COUNT-1 of the weights, their columns of panel PANEL, as rows TO_ROW.. and columns 0 .. COUNT-1 of the
- * panel matrix TO of TO_ROWS rows. */
+/* Rows ROW .. ROW+COUNT-1 of the weights, their columns of panel PANEL, as rows TO_ROW.. and columns 0 ..
+ * COUNT-1 of the panel matrix TO of TO_ROWS rows. */
 static void data_turn(const struct dpn_conv_args *args, size_t row, size_t count, size_t panel, float *to,
                       size_t to_rows, size_t to_row)
 {
@@ -126,8 +132,8 @@ static void data_turn(const struct dpn_conv_args *args, size_t row, size_t count
         size_t offset, stride;
         dpn_panel(to_rows, count, c / DPN_PANEL_COLUMNS, &offset, &stride);
         data_transpose(args->weights + from_offset + (row + c) * from_stride, from_stride,
-                       direct_min(DPN_PANEL_COLUMNS, count - c), columns, to + offset + (to_row + first) * stride,
-                       stride);
+                       direct_min(DPN_PANEL_COLUMNS, count - c), columns,
+                       to + offset + (to_row + first) * stride, stride);
     }
 }
 
@@ -169,7 +175,8 @@ static DPN_ALWAYS_INLINE void data_put(const float *from, size_t count, int accu
     }
 }
 
-/* Puts rows of FROM (stride FROM_ROW; NULL: zeros) in the places of positions FIRST.. of the class's pixels. */
+/* Puts rows of FROM (stride FROM_ROW; NULL: zeros) in the places of positions FIRST.. of the class's
+ * pixels. */
 static void data_scatter(const struct dpn_conv_args *args, const struct direct_gather *gather,
                          const struct data_class *cy, const struct data_class *cx, size_t first, size_t count,
                          const float *from, size_t from_row)
@@ -180,7 +187,8 @@ static void data_scatter(const struct dpn_conv_args *args, const struct direct_g
     size_t n = first / gather->columns / gather->rows;
     for (size_t i = 0; i < count; i++) {
         const size_t y = cy->first + row * conv->stride, x = cx->first + column * conv->stride;
-        float *dx = args->dx + (gather->sample + n) * conv->in_stride + (y * conv->in_width + x) * conv->in_cstride;
+        float *dx = args->dx + (gather->sample + n) * conv->in_stride +
+                    (y * conv->in_width + x) * conv->in_cstride;
         data_put(from, floats, args->accumulate, dx);
         if (from != NULL) from += from_row;
         if (++column < gather->columns) continue;
@@ -224,7 +232,10 @@ static void data_class_band(const struct dpn_conv_args *args, const struct data_
     float *dx = args->dx + band->sample * conv->in_stride + band->row * conv->in_width * conv->in_cstride;
     DPN_ISA_SYMBOL(direct_stage)(&gather, product + plan->block * width);
     for (size_t first = 0; first < positions; first += plan->block) {
-        struct dpn_gemm gemm = {.m = direct_min(plan->block, positions - first), .k = k, .a_col = 1, .b_col = 1};
+        struct dpn_gemm gemm = {.m = direct_min(plan->block, positions - first),
+                                .k = k,
+                                .a_col = 1,
+                                .b_col = 1};
         gemm.a = DPN_ISA_SYMBOL(direct_rows)(&gather, first, gemm.m, 0, k, scratch, &gemm.a_row);
         gemm.c_row = width;
         gemm.accumulate = in_place && args->accumulate;
@@ -240,8 +251,8 @@ static void data_class_band(const struct dpn_conv_args *args, const struct data_
     }
 }
 
-static void data_band(const struct dpn_conv_args *args, const struct data_plan *plan, const struct direct_band *band,
-                      float *scratch)
+static void data_band(const struct dpn_conv_args *args, const struct data_plan *plan,
+                      const struct direct_band *band, float *scratch)
 {
     const struct dpn_conv *conv = args->conv;
     for (size_t ry = 0; ry < conv->stride; ry++)
@@ -266,8 +277,8 @@ static size_t data_staged(const struct dpn_conv *conv, const struct data_plan *p
 
 /* ---- phase 1, few channels: samples of dx ---- */
 
-/* The taps that meet one input coordinate: FIRST, FIRST + stride, ..., below END; the first one's output coordinate is
- * OUT, the next one's OUT - 1, ... */
+/* The taps that meet one input coordinate: FIRST, FIRST + stride, ..., below END; the first one's output
+ * coordinate is OUT, the next one's OUT - 1, ... */
 struct data_meets {
     size_t first, end, out;
 };
@@ -285,13 +296,14 @@ static void data_collect(const struct dpn_conv_args *args, size_t sample, const 
 {
     const struct dpn_conv *conv = args->conv;
     const size_t s = conv->stride, pad = conv->pad, channels = conv->in_channels, kw = conv->kernel_width;
-    const size_t next = s * channels - row; /* from a tap to the next, which lies on the output pixel before */
+    const size_t next = s * channels -
+                        row; /* from a tap to the next, which lies on the output pixel before */
     data_half_int keep;
     for (size_t c = 0; c < DATA_FEW; c++) keep[c] = c < channels ? -1 : 0;
     float *dx = args->dx + sample * conv->in_stride;
     for (size_t y = 0; y < conv->in_height; y++) {
-        const struct data_meets my =
-            data_meets(s, y + pad, (y + pad) / s, (y + pad) % s, conv->kernel_height, conv->out_height);
+        const struct data_meets my = data_meets(s, y + pad, (y + pad) / s, (y + pad) % s, conv->kernel_height,
+                                                conv->out_height);
         size_t whole = pad / s, phase = pad % s;
         for (size_t x = 0; x < conv->in_width; x++, dx += 16) {
             const struct data_meets mx = data_meets(s, x + pad, whole, phase, kw, conv->out_width);
@@ -314,10 +326,12 @@ static void data_collect(const struct dpn_conv_args *args, size_t sample, const 
     }
 }
 
-static void data_few(const struct dpn_conv_args *args, const struct data_plan *plan, size_t sample, float *scratch)
+static void data_few(const struct dpn_conv_args *args, const struct data_plan *plan, size_t sample,
+                     float *scratch)
 {
     const struct dpn_conv *conv = args->conv;
-    const size_t pixels = plan->block, columns = data_taps(conv) * conv->in_channels, row = direct_round16(columns);
+    const size_t pixels = plan->block, columns = data_taps(conv) * conv->in_channels,
+                 row = direct_round16(columns);
     float *parts = scratch + direct_packed_floats(pixels, plan->k);
     struct direct_gather gather = {
         .map = DPN_ISA_SYMBOL(direct_dy)(conv, &args->dy),
@@ -371,7 +385,8 @@ size_t DPN_ISA_SYMBOL(direct_data_private)(const struct dpn_conv *conv)
 {
     const struct data_plan plan = data_plan(conv);
     const size_t width = direct_round16(conv->in_channels * (plan.few ? data_taps(conv) : 1));
-    return direct_packed_floats(plan.block, plan.k) + plan.block * width + DIRECT_SLACK + data_staged(conv, &plan);
+    return direct_packed_floats(plan.block, plan.k) + plan.block * width + DIRECT_SLACK +
+           data_staged(conv, &plan);
 }
 
 size_t DPN_ISA_SYMBOL(direct_data_items)(const struct dpn_conv *conv, int phase)
@@ -392,8 +407,8 @@ void DPN_ISA_SYMBOL(direct_data)(const struct dpn_conv_args *args, int phase, si
             data_turn_item(args, &plan, item);
             continue;
         }
-        const struct direct_band band =
-            DPN_ISA_SYMBOL(direct_band)(&plan.bands, conv->samples, conv->in_height, item);
+        const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan.bands, conv->samples,
+                                                                    conv->in_height, item);
         if (plan.few) data_few(args, &plan, item, scratch);
         else data_band(args, &plan, &band, scratch);
         data_finish(args, &band, item);

@@ -1,9 +1,10 @@
 /* Packing for the direct convolution: patches of a tensor as rows of a matrix.
  *
- * Where a pixel's channels are whole vectors, patches are copied from the tensor itself, one run of a patch's row at
- * a time, with the border looked at for each. Other tensors are first copied to a staged piece that has the border
- * in it, real channels only and the transform done, from which every run is copied by whole vectors without a
- * question: a run's last vector may reach into the next run, which is written later.
+ * Where a pixel's channels are whole vectors, patches are copied from the tensor itself, one run of a
+ * patch's row at a time, with the border looked at for each. Other tensors are first copied to a staged
+ * piece that has the border in it, real channels only and the transform done, from which every run is
+ * copied by whole vectors without a question: a run's last vector may reach into the next run, which is
+ * written later.
  *
  * Cost: one load and one store a vector, at most ny*nx/step^2 times the tensor.
  */
@@ -14,17 +15,19 @@
 typedef float pack_half_any __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* One vector as KIND says, its first float of channel C. */
-static DPN_ALWAYS_INLINE dpn_vec pack_read(const struct direct_map *map, const enum direct_kind kind, size_t from,
-                                           size_t c)
+static DPN_ALWAYS_INLINE dpn_vec pack_read(const struct direct_map *map, const enum direct_kind kind,
+                                           size_t from, size_t c)
 {
     dpn_vec v = dpn_vec_load(map->x + from);
     if (kind >= DIRECT_AFFINE) v = dpn_vec_fma(v, dpn_vec_load(map->scale + c), dpn_vec_load(map->shift + c));
-    if (kind == DIRECT_GRADIENT) v = dpn_vec_fma(dpn_vec_load(map->z + from), dpn_vec_load(map->z_scale + c), v);
+    if (kind == DIRECT_GRADIENT)
+        v = dpn_vec_fma(dpn_vec_load(map->z + from), dpn_vec_load(map->z_scale + c), v);
     if (kind == DIRECT_RELU || kind == DIRECT_AFFINE_RELU) v = dpn_vec_relu(v);
     return v;
 }
 
-/* N floats (a multiple of 16) from float FROM on, which is of channel C; whole pixels lie one after the other. */
+/* N floats (a multiple of 16) from float FROM on, which is of channel C; whole pixels lie one after the
+ * other. */
 static DPN_ALWAYS_INLINE void pack_run(const struct direct_map *map, const enum direct_kind kind, size_t from,
                                        size_t c, size_t n, float *to)
 {
@@ -57,8 +60,8 @@ static void pack_few(const struct direct_map *map, size_t from, size_t c, size_t
 }
 
 /* COUNT whole pixels from float FROM on, real channels only. Writes up to 15 floats more. */
-static DPN_ALWAYS_INLINE void pack_pixels(const struct direct_map *map, const enum direct_kind kind, size_t from,
-                                          size_t count, float *to)
+static DPN_ALWAYS_INLINE void pack_pixels(const struct direct_map *map, const enum direct_kind kind,
+                                          size_t from, size_t count, float *to)
 {
     const size_t channels = map->channels, cstride = map->cstride;
     if (cstride == channels && kind < DIRECT_AFFINE) { /* one run: nothing depends on the channel */
@@ -98,10 +101,12 @@ static size_t pack_stage_columns(const struct direct_gather *gather)
     return (gather->columns - 1) * gather->step + gather->nx;
 }
 
-static DPN_ALWAYS_INLINE void pack_stage(const struct direct_gather *gather, const enum direct_kind kind, float *to)
+static DPN_ALWAYS_INLINE void pack_stage(const struct direct_gather *gather, const enum direct_kind kind,
+                                         float *to)
 {
     const struct direct_map *map = &gather->map;
-    const size_t rows = pack_stage_rows(gather), columns = pack_stage_columns(gather), channels = map->channels;
+    const size_t rows = pack_stage_rows(gather), columns = pack_stage_columns(gather),
+                 channels = map->channels;
     size_t begin, end;
     pack_inside(gather->left, columns, map->width, &begin, &end);
     for (size_t n = gather->sample; n < gather->sample + gather->samples; n++) {
@@ -120,12 +125,21 @@ static DPN_ALWAYS_INLINE void pack_stage(const struct direct_gather *gather, con
     }
 }
 
-/* Patches from the staged copy. FLOATS: a run of whole half vectors, or 0 where it is no constant. */
-static DPN_ALWAYS_INLINE void pack_staged(const struct direct_gather *gather, size_t first, size_t count, size_t k0,
-                                          size_t k1, float *a, size_t a_row, const size_t floats)
+/* One run of FLOATS floats, whole half vectors. */
+static DPN_ALWAYS_INLINE void pack_copy(const float *from, float *to, const size_t floats)
+{
+    DPN_UNROLL
+    for (size_t j = 0; j + DPN_LANES <= floats; j += DPN_LANES) dpn_vec_store(to + j, dpn_vec_load(from + j));
+    if (floats % DPN_LANES) *(pack_half_any *)(to + floats - 8) = *(const pack_half_any *)(from + floats - 8);
+}
+
+/* Patches from the staged copy. FLOATS: those of a run, a constant, where whole patches are packed; else
+ * 0. */
+static DPN_ALWAYS_INLINE void pack_staged(const struct direct_gather *gather, size_t first, size_t count,
+                                          size_t k0, size_t k1, float *a, size_t a_row, const size_t floats)
 {
     const size_t channels = gather->map.channels, pitch = pack_stage_columns(gather) * channels;
-    const size_t run = gather->nx * channels, step = gather->step, ky1 = (k1 - 1) / run;
+    const size_t run = gather->nx * channels, step = gather->step, ny = gather->ny, ky1 = (k1 - 1) / run;
     size_t column = first % gather->columns, row = first / gather->columns % gather->rows;
     size_t n = first / gather->columns / gather->rows;
     while (count > 0) {
@@ -134,20 +148,12 @@ static DPN_ALWAYS_INLINE void pack_staged(const struct direct_gather *gather, si
                             column * step * channels;
         for (size_t i = 0; i < here; i++, from += step * channels, a += a_row) {
             float *to = a;
-            for (size_t ky = k0 / run, begin = k0 % run; ky <= ky1; ky++, begin = 0) {
-                const float *x = from + ky * pitch + begin;
+            const float *x = from;
+            for (size_t ky = 0; floats > 0 && ky < ny; ky++, x += pitch, to += run) pack_copy(x, to, floats);
+            for (size_t ky = k0 / run, begin = k0 % run; floats == 0 && ky <= ky1; ky++, begin = 0) {
                 const size_t length = (ky == ky1 ? k1 - ky1 * run : run) - begin;
-                if (floats == 0) {
-                    for (size_t j = 0; j < length; j += DPN_LANES) dpn_vec_store(to + j, dpn_vec_load(x + j));
-                } else {
-                    DPN_UNROLL
-                    for (size_t j = 0; j + DPN_LANES <= floats; j += DPN_LANES)
-                        dpn_vec_store(to + j, dpn_vec_load(x + j));
-                    if (floats % DPN_LANES) {
-                        const size_t j = floats - 8;
-                        *(pack_half_any *)(to + j) = *(const pack_half_any *)(x + j);
-                    }
-                }
+                x = from + ky * pitch + begin;
+                for (size_t j = 0; j < length; j += DPN_LANES) dpn_vec_store(to + j, dpn_vec_load(x + j));
                 to += length;
             }
         }
@@ -162,8 +168,9 @@ static DPN_ALWAYS_INLINE void pack_staged(const struct direct_gather *gather, si
 
 /* ---- from the map itself ---- */
 
-static DPN_ALWAYS_INLINE void pack_map(const struct direct_gather *gather, const enum direct_kind kind, size_t first,
-                                       size_t count, size_t k0, size_t k1, float *a, size_t a_row)
+static DPN_ALWAYS_INLINE void pack_map(const struct direct_gather *gather, const enum direct_kind kind,
+                                       size_t first, size_t count, size_t k0, size_t k1, float *a,
+                                       size_t a_row)
 {
     const struct direct_map *map = &gather->map;
     const size_t channels = map->channels, run = gather->nx * channels, ky0 = k0 / run, ky1 = (k1 - 1) / run;
@@ -199,7 +206,8 @@ static DPN_ALWAYS_INLINE void pack_map(const struct direct_gather *gather, const
 int DPN_ISA_SYMBOL(direct_in_place)(const struct direct_gather *gather)
 {
     const struct direct_map *map = &gather->map;
-    if (gather->ny != 1 || gather->nx != 1 || gather->step != 1 || gather->left != 0 || gather->top < 0) return 0;
+    if (gather->ny != 1 || gather->nx != 1 || gather->step != 1 || gather->left != 0 || gather->top < 0)
+        return 0;
     if (gather->columns != map->width || (size_t)gather->top + gather->rows > map->height) return 0;
     if (gather->samples > 1 && (map->stride != gather->rows * map->width * map->cstride)) return 0;
     return map->kind == DIRECT_PLAIN;
@@ -215,7 +223,8 @@ size_t DPN_ISA_SYMBOL(direct_stage_floats)(const struct direct_gather *gather)
 
 void DPN_ISA_SYMBOL(direct_stage)(struct direct_gather *gather, float *staged)
 {
-    if (!direct_stages(gather->map.channels, gather->map.cstride) || DPN_ISA_SYMBOL(direct_in_place)(gather)) return;
+    if (!direct_stages(gather->map.channels, gather->map.cstride) || DPN_ISA_SYMBOL(direct_in_place)(gather))
+        return;
     gather->staged = staged;
     switch (gather->map.kind) {
     case DIRECT_PLAIN: pack_stage(gather, DIRECT_PLAIN, staged); break;
@@ -226,8 +235,8 @@ void DPN_ISA_SYMBOL(direct_stage)(struct direct_gather *gather, float *staged)
     }
 }
 
-static void pack_from_stage(const struct direct_gather *gather, size_t first, size_t count, size_t k0, size_t k1,
-                            float *a, size_t a_row)
+static void pack_from_stage(const struct direct_gather *gather, size_t first, size_t count, size_t k0,
+                            size_t k1, float *a, size_t a_row)
 {
     const size_t run = gather->nx * gather->map.channels;
     if (k0 != 0 || k1 != gather->ny * run) {
@@ -245,8 +254,8 @@ static void pack_from_stage(const struct direct_gather *gather, size_t first, si
     }
 }
 
-static void pack_rows(const struct direct_gather *gather, size_t first, size_t count, size_t k0, size_t k1, float *a,
-                      size_t a_row)
+static void pack_rows(const struct direct_gather *gather, size_t first, size_t count, size_t k0, size_t k1,
+                      float *a, size_t a_row)
 {
     if (gather->staged != NULL) {
         pack_from_stage(gather, first, count, k0, k1, a, a_row);
@@ -261,8 +270,8 @@ static void pack_rows(const struct direct_gather *gather, size_t first, size_t c
     }
 }
 
-const float *DPN_ISA_SYMBOL(direct_rows)(const struct direct_gather *gather, size_t first, size_t count, size_t k0,
-                                         size_t k1, float *scratch, size_t *row)
+const float *DPN_ISA_SYMBOL(direct_rows)(const struct direct_gather *gather, size_t first, size_t count,
+                                         size_t k0, size_t k1, float *scratch, size_t *row)
 {
     const struct direct_map *map = &gather->map;
     if (DPN_ISA_SYMBOL(direct_in_place)(gather)) {
@@ -285,8 +294,8 @@ static dpn_vec_int pack_keep(size_t c, size_t valid)
     return keep;
 }
 
-static DPN_ALWAYS_INLINE void pack_columns(const struct direct_map *map, const enum direct_kind kind, size_t from,
-                                           size_t count, size_t c0, size_t width, float *to)
+static DPN_ALWAYS_INLINE void pack_columns(const struct direct_map *map, const enum direct_kind kind,
+                                           size_t from, size_t count, size_t c0, size_t width, float *to)
 {
     for (size_t c = c0; c < c0 + width; c += DPN_LANES, to += DPN_LANES) {
         const dpn_vec_int keep = pack_keep(c, map->channels);
@@ -297,15 +306,15 @@ static DPN_ALWAYS_INLINE void pack_columns(const struct direct_map *map, const e
     }
 }
 
-void DPN_ISA_SYMBOL(direct_columns)(const struct direct_map *map, size_t from, size_t count, size_t c, size_t width,
-                                    float *to)
+void DPN_ISA_SYMBOL(direct_columns)(const struct direct_map *map, size_t from, size_t count, size_t c,
+                                    size_t width, float *to)
 {
     if (map->kind == DIRECT_GRADIENT) pack_columns(map, DIRECT_GRADIENT, from, count, c, width, to);
     else pack_columns(map, DIRECT_PLAIN, from, count, c, width, to);
 }
 
-void DPN_ISA_SYMBOL(direct_finish)(size_t pixels, size_t width, size_t valid, const float *bias, int relu, float *y,
-                                   size_t y_row)
+void DPN_ISA_SYMBOL(direct_finish)(size_t pixels, size_t width, size_t valid, const float *bias, int relu,
+                                   float *y, size_t y_row)
 {
     if (bias == NULL && !relu && valid == width) return;
     for (size_t c = 0; c < width; c += DPN_LANES) {

@@ -73,7 +73,8 @@ static void link_norm(struct dpn_model *model, int at)
     if (maker && maker->cls->takes_moments && !maker->relu && z->n_readers == 1 && z->maker == at - 1 &&
         z->grad_shared_with < 0) {
         maker->norm = at;
-        z->grad_lazy = z->learns;
+        /* Not if the convolution adds to the very gradient that it would read: its input is the norm's residual. */
+        z->grad_lazy = z->learns && norm->residual != maker->input;
     }
     if (norm->residual < 0 && link_can_be_lazy(model, norm->output)) y->lazy = 1;
     if (y->first_reader >= 0) {

@@ -77,9 +77,10 @@ int dpn_build_add(struct dpn_model_builder *builder, int a, int b)
     const struct dpn_value *left = dpn_build_shape(builder, a), *right = dpn_build_shape(builder, b);
     if (!left || !right) return -1;
     assert(left->channels == right->channels && left->height == right->height && left->width == right->width);
+    assert(left->cstride == right->cstride); /* which the model's input may have otherwise */
     int late = a > b ? a : b, early = a > b ? b : a;
     struct dpn_node *maker = dpn_build_producer(builder, late);
-    if (maker && maker->cls->fuses_add && maker->residual < 0 && !maker->relu) {
+    if (maker && maker->cls->fuses_add && maker->residual < 0 && !maker->relu && maker->input != early) {
         dpn_build_residual(builder, maker, early);
         return late;
     }

@@ -51,6 +51,7 @@ struct norm_job {
     struct dpn_mask_sums mask;
     struct dpn_bn_apply apply;
     struct dpn_gradient gradient;
+    int adds; /* the residual's gradient: to what is there */
 };
 
 /* This thread's run of pieces of PIECE pixels. */
@@ -175,8 +176,9 @@ static void norm_set(const struct dpn_node *node, const struct dpn_exec *exec, s
     norm_aux(exec, node, NORM_MEAN)[c] = (float)mean;
     norm_aux(exec, node, NORM_INVSTD)[c] = (float)invstd;
     norm_aux(exec, node, NORM_SCALE)[c] = (float)scale;
-    norm_aux(exec, node, NORM_SHIFT)[c] =
-        (float)((double)exec->params[model->tensors[node->tensors[1]].offset + c] - mean * scale);
+    /* With the rounded scale, so that the mean becomes the bias whatever the rounding. */
+    norm_aux(exec, node, NORM_SHIFT)[c] = (float)(
+        (double)exec->params[model->tensors[node->tensors[1]].offset + c] - mean * (double)(float)scale);
 }
 
 static void norm_adopt_forward(const struct dpn_node *node, const struct dpn_exec *exec, const double *total)
@@ -277,8 +279,11 @@ static void norm_residual_part(void *arg, int thread, int size)
 {
     const struct norm_job *job = arg;
     size_t first, pixels = norm_share(job, NORM_PIECE_PIXELS, thread, size, &first);
+    const float *from = job->gradient.g + first * job->cstride;
     float *into = job->d + first * job->cstride;
-    if (pixels) job->kernels->add(pixels * job->cstride, into, job->gradient.g + first * job->cstride, into);
+    if (pixels == 0) return;
+    if (job->adds) job->kernels->add(pixels * job->cstride, into, from, into);
+    else memcpy(into, from, pixels * job->cstride * sizeof *into);
 }
 
 static struct dpn_gradient norm_gradient(const struct dpn_exec *exec, const struct dpn_node *node)
@@ -296,9 +301,10 @@ static void norm_backward(const struct dpn_node *node, struct dpn_exec *exec, si
 {
     struct norm_job job = {.pixels = norm_pixels(exec, node, rows),
                            .cstride = norm_cstride(exec, node),
-                           .gradient = norm_gradient(exec, node)};
+                           .gradient = norm_gradient(exec, node),
+                           .adds = node->adds_residual_grad};
     norm_tensor_grads(node, exec);
-    if (node->needs_residual_grad && node->adds_residual_grad) {
+    if (node->needs_residual_grad && exec->grad[node->residual] != exec->grad[node->output]) {
         job.d = exec->grad[node->residual];
         norm_spread(exec, &job, norm_residual_part);
     }

@@ -10,8 +10,8 @@ struct gpool_job {
     const struct dpn_exec *exec;
     const struct dpn_value *in, *out;
     size_t rows;
-    const float *from;
-    float *to;
+    float *from, *to;
+    int adds; /* backward: to what is there */
 };
 
 static void gpool_forward_part(void *arg, int thread, int size)
@@ -30,24 +30,29 @@ static void gpool_forward_part(void *arg, int thread, int size)
 static void gpool_backward_part(void *arg, int thread, int size)
 {
     const struct gpool_job *job = arg;
+    const struct dpn_kernels *kernels = job->exec->kernels;
     size_t first, count, plane = job->in->height * job->in->width, cstride = job->in->cstride;
     dpn_split(job->rows, (size_t)size, (size_t)thread, &first, &count);
     for (size_t r = first; r < first + count; r++) {
-        float *to = job->to + r * job->in->stride;
-        job->exec->kernels->f32_affine(cstride, job->from + r * job->out->stride, 1.0f / (float)plane, 0.0f, to);
-        for (size_t p = 1; p < plane; p++) memcpy(to + p * cstride, to, cstride * sizeof *to);
+        float *share = job->from + r * job->out->stride, *to = job->to + r * job->in->stride;
+        kernels->scale(cstride, 1.0f / (float)plane, share);
+        for (size_t p = 0; p < plane; p++, to += cstride) {
+            if (job->adds) kernels->add(cstride, to, share, to);
+            else memcpy(to, share, cstride * sizeof *to);
+        }
     }
 }
 
 static void gpool_run(const struct dpn_node *node, const struct dpn_exec *exec, size_t rows, dpn_team_fn *part,
-                      const float *from, float *to)
+                      float *from, float *to)
 {
     struct gpool_job job = {.exec = exec,
                             .in = &exec->model->values[node->input],
                             .out = &exec->model->values[node->output],
                             .rows = rows,
                             .from = from,
-                            .to = to};
+                            .to = to,
+                            .adds = node->adds_input_grad};
     dpn_exec_spread(exec, (double)rows * (double)job.in->stride * GPOOL_MACS_PER_ELEM, part, &job);
 }
 

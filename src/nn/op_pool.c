@@ -12,6 +12,8 @@ struct pool_job {
     struct dpn_pool pool;
     const float *x, *dy;
     float *y, *dx;
+    float *scratch; /* NULL: dx is overwritten; else added to, by way of one sample here */
+    size_t scratch_floats;
 };
 
 static struct pool_job pool_job(const struct dpn_node *node, const struct dpn_exec *exec, size_t rows)
@@ -49,7 +51,17 @@ static void pool_backward_part(void *arg, int thread, int size)
     const struct pool_job *job = arg;
     size_t first, count;
     dpn_split(job->pool.samples, (size_t)size, (size_t)thread, &first, &count);
-    if (count) job->kernels->pool_grad(&job->pool, first, count, job->x, job->y, job->dy, job->dx);
+    if (count == 0) return;
+    if (!job->scratch) {
+        job->kernels->pool_grad(&job->pool, first, count, job->x, job->y, job->dy, job->dx);
+        return;
+    }
+    float *part = job->scratch + (size_t)thread * job->scratch_floats;
+    for (size_t n = first; n < first + count; n++) {
+        size_t in = n * job->pool.in_stride, out = n * job->pool.out_stride;
+        job->kernels->pool_grad(&job->pool, 0, 1, job->x + in, job->y + out, job->dy + out, part);
+        job->kernels->add(job->pool.in_stride, job->dx + in, part, job->dx + in);
+    }
 }
 
 static double pool_work(const struct pool_job *job)
@@ -70,7 +82,19 @@ static void pool_backward(const struct dpn_node *node, struct dpn_exec *exec, si
     if (!node->needs_input_grad) return;
     job.dy = exec->grad[node->output];
     job.dx = exec->grad[node->input];
+    if (node->adds_input_grad) job.scratch = exec->scratch;
+    job.scratch_floats = exec->scratch_floats;
     dpn_exec_spread(exec, pool_work(&job), pool_backward_part, &job);
+}
+
+static void pool_workspace(const struct dpn_model *model, const struct dpn_node *node,
+                           const struct dpn_kernels *kernels, size_t rows, int training,
+                           struct dpn_workspace *workspace)
+{
+    (void)kernels;
+    (void)rows;
+    if (training && node->needs_input_grad && node->adds_input_grad)
+        workspace->scratch = model->values[node->input].stride;
 }
 
 const struct dpn_op_class dpn_op_pool = {
@@ -79,6 +103,7 @@ const struct dpn_op_class dpn_op_pool = {
     .keeps_output = 1,
     .forward = pool_forward,
     .backward = pool_backward,
+    .workspace = pool_workspace,
 };
 
 static int pool_build(struct dpn_model_builder *builder, int input, struct dpn_window window)

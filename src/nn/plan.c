@@ -95,7 +95,8 @@ static void plan_node_backward(struct plan_lives *lives, const struct dpn_node *
     if (node->needs_input_grad) plan_grad_used(lives, node->input, time);
     if (node->needs_residual_grad) plan_grad_used(lives, node->residual, time);
     if (node->cls->keeps_input) plan_value_used(lives, node->input, time);
-    if (node->cls->keeps_output) plan_value_used(lives, node->output, time);
+    /* A fused ReLU is undone by what it left. */
+    if (node->cls->keeps_output || node->relu) plan_value_used(lives, node->output, time);
     if (node->norm >= 0) plan_value_used(lives, node->output, time);
     if (node->masks >= 0) {
         plan_value_used(lives, model->nodes[node->masks].input, time);

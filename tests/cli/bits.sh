@@ -60,6 +60,27 @@ for options in "--optimizer adam" "--optimizer adamw --weight-decay 0.1" "--nest
         check R04 "$options, 3 devices, $mode" same "$work/one/last.safetensors" "$work/three/last.safetensors"
     done
 done
+# Convolutional nets: batch norm of shards or of the whole batch, a ragged last batch, shards of one sample and none.
+# nets NAME OPTIONS -- : one device against others.
+nets() {
+    local name=$1
+    shift
+    train "$work/one" --devices 0 --shards 8 "$@"
+    for layout in "1 dp 1" "2 ddp 1" "3 ddp 1" "4 dp 1" "8 ddp 1" "3 dp 2" "1 ddp 2" "2 ddp 3"; do
+        # shellcheck disable=SC2086
+        set -- $layout "$@"
+        train "$work/b" --devices "0-$(($1 - 1))" --mode "$2" --threads-per-device "$3" --shards 8 "${@:4}"
+        check R04 "$name, $1 device(s), $2, team of $3" same "$work/one/last.safetensors" "$work/b/last.safetensors"
+        shift 3
+    done
+}
+data=synthetic:samples=43,test=10,shape=3x20x20,classes=10
+nets "resnet18, local" --model resnet18:width=8 --batch 24
+nets "resnet18, sync" --model resnet18:width=8 --batch 24 --batch-norm sync
+nets "resnet18, winograd, adam, shards of one" --model resnet18:width=8 --batch 8 --conv winograd --optimizer adam
+nets "resnet18, fewer samples than shards" --model resnet18:width=8 --batch 5 --batch-norm sync --steps 6
+nets "lenet, crop-flip" --model lenet --batch 24 --augment crop-flip
+data=synthetic:samples=300,test=40,shape=1x12x12,classes=10
 # The check can fail: another seed, another V, another batch give other weights.
 train "$work/other" --batch 70 --model mlp:hidden=40x24 --devices 0 --shards 5
 check R04 "another V gives other bits" sh -c "! cmp -s '$first' '$work/other/last.safetensors'"

@@ -3,7 +3,7 @@
  *   tool idx DIR PART LABELS          IDX pair of all-zero 28x28 images; PART train|t10k; LABELS "0x7,1x6" or
  * "0,1,10" tool zero-biases IN OUT           copies a weights file with every tensor called *bias set to 0
  *   tool tensor FILE NAME             prints a tensor, a value a line
- *   tool reference CASE.json LOG TOL GRADTOL   compares a run's step losses and gradient norms with expected
+ *   tool reference CASE.json LOG TOL GRADTOL [N]  compares a run's (N first) step losses and gradient norms with expected
  * ones tool log-max LOG EVENT KEY        largest value of KEY over events EVENT tool log-last LOG EVENT KEY
  * last value of KEY over events EVENT, with all its digits
  */
@@ -200,6 +200,7 @@ static int tool_reference(char **argv)
     compare.expected = json_load_file(argv[2], 0, NULL);
     if (!compare.expected) return tool_fail("cannot read", argv[2]);
     size_t losses = json_array_size(json_object_get(compare.expected, "loss"));
+    if (argv[6]) losses = (size_t)atol(argv[6]);
     size_t norms = json_object_size(json_object_get(compare.expected, "grad_norm_step0"));
     if (tool_each(argv[3], NULL, tool_compare_line, &compare)) return 1;
     json_decref(compare.expected);
@@ -214,7 +215,7 @@ int main(int argc, char **argv)
     if (argc == 5 && !strcmp(argv[1], "idx")) return tool_idx(argv);
     if (argc == 4 && !strcmp(argv[1], "zero-biases")) return tool_zero_biases(argv);
     if (argc == 4 && !strcmp(argv[1], "tensor")) return tool_tensor(argv);
-    if (argc == 6 && !strcmp(argv[1], "reference")) return tool_reference(argv);
+    if ((argc == 6 || argc == 7) && !strcmp(argv[1], "reference")) return tool_reference(argv);
     if (argc == 5 && !strcmp(argv[1], "log-max")) return tool_log(argv, 1);
     if (argc == 5 && !strcmp(argv[1], "log-last")) return tool_log(argv, 0);
     fprintf(stderr, "tool: see the comment at the top of tests/cli/tool.c\n");

@@ -182,6 +182,10 @@ struct dpn_kernels {
 
     void (*image)(const struct dpn_image *image);
 
+    /* For measuring: N times some hundred independent vector multiply-adds in registers; returns their flops. RESULT: one
+     * float, read and written. */
+    double (*peak)(size_t n, float *result);
+
     enum dpn_conv_choice conv_choice; /* which of them dpn_conv_choose takes */
 
     int fixed_cut; /* 1: gemm's bits depend on how it is cut (OpenBLAS), so callers cut by the shape alone */

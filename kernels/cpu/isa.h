@@ -75,5 +75,6 @@ void DPN_ISA_SYMBOL(pool)(const struct dpn_pool *pool, size_t first, size_t coun
 void DPN_ISA_SYMBOL(pool_grad)(const struct dpn_pool *pool, size_t first, size_t count, const float *x,
                                const float *y, const float *dy, float *dx);
 void DPN_ISA_SYMBOL(image)(const struct dpn_image *image);
+double DPN_ISA_SYMBOL(peak)(size_t n, float *result);
 
 #endif

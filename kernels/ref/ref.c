@@ -185,6 +185,12 @@ static void ref_f32_affine(size_t n, const float *src, float scale, float shift,
     for (size_t i = 0; i < n; i++) dst[i] = src[i] * scale + shift;
 }
 
+static double ref_peak(size_t n, float *result)
+{
+    for (size_t i = 0; i < 64 * n; i++) *result = *result * 0.999f + 1.0f;
+    return 128.0 * (double)n;
+}
+
 const struct dpn_kernels dpn_kernels_ref = {
     .isa = "ref",
     .gemm = ref_gemm,
@@ -211,4 +217,5 @@ const struct dpn_kernels dpn_kernels_ref = {
     .pool = dpn_ref_pool,
     .pool_grad = dpn_ref_pool_grad,
     .image = dpn_ref_image,
+    .peak = ref_peak,
 };

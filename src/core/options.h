@@ -53,6 +53,9 @@ struct dpn_config {
     /* compute */
     const char *blas, *conv, *isa;
     int dry_run;
+    /* bench */
+    uint64_t rounds;
+    const char *filter, *json, *csv;
     uint64_t given[4]; /* bit i: option i of the table was on the command line */
 };
 

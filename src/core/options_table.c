@@ -5,8 +5,11 @@ enum {
     TABLE_TRAIN = DPN_CMD_TRAIN,
     TABLE_EVAL = DPN_CMD_EVAL,
     TABLE_RUN = DPN_CMD_TRAIN | DPN_CMD_EVAL,
-    TABLE_DEVICES = DPN_CMD_TRAIN | DPN_CMD_EVAL | DPN_CMD_TOPO,
-    TABLE_ALL = DPN_CMD_TRAIN | DPN_CMD_EVAL | DPN_CMD_TOPO | DPN_CMD_INFO,
+    TABLE_DEVICES = DPN_CMD_TRAIN | DPN_CMD_EVAL | DPN_CMD_TOPO | DPN_CMD_BENCH,
+    TABLE_ALL = DPN_CMD_TRAIN | DPN_CMD_EVAL | DPN_CMD_TOPO | DPN_CMD_INFO | DPN_CMD_BENCH,
+    TABLE_BENCH = DPN_CMD_BENCH,
+    TABLE_BATCH = DPN_CMD_TRAIN | DPN_CMD_BENCH,
+    TABLE_KERNELS = DPN_CMD_TRAIN | DPN_CMD_EVAL | DPN_CMD_BENCH,
 };
 
 #define TABLE_2_31 2147483647.0
@@ -49,6 +52,7 @@ enum {
 #define GROUP_FILES      "Files"
 #define GROUP_OUTPUT     "Output"
 #define GROUP_COMPUTE    "Compute"
+#define GROUP_BENCH      "Measuring"
 
 /* In the order of --help. */
 const struct dpn_option dpn_options[] = {
@@ -98,8 +102,8 @@ const struct dpn_option dpn_options[] = {
     CHOICE("batch-norm", "HOW", NUMBERS, TRAIN, "local", "local|sync", GROUP_DATA, batch_norm,
            "Statistics of batch norms: local: of every shard by itself, as PyTorch's DDP. sync: of the whole "
            "batch."),
-    U64("batch", "B", NUMBERS, TRAIN, "128", 1, TABLE_2_31, GROUP_DATA, batch,
-        "Samples per optimizer step over all devices."),
+    U64("batch", "B", NUMBERS, BATCH, "128", 1, TABLE_2_31, GROUP_DATA, batch,
+        "Samples per optimizer step over all devices; of bench: samples of each case, 64 if not given."),
     U64("batch-per-device", "B", NUMBERS, TRAIN, "", 1, TABLE_2_31, GROUP_DATA, batch_per_device,
         "Samples per step of each device, instead of --batch."),
     /* Where the cosine schedule ends follows from epochs; extending such a run is the user's choice. */
@@ -184,8 +188,13 @@ const struct dpn_option dpn_options[] = {
     CHOICE("conv", "HOW", NUMBERS, RUN, "auto", "auto|winograd|direct", GROUP_COMPUTE, conv,
            "How convolutions are computed; auto: the fastest for each shape, as measured. winograd: F(4x4,3x3) "
            "wherever it serves (3x3, stride 1)."),
-    CHOICE("isa", "SET", NUMBERS, RUN, "auto", "auto|ref|baseline|avx2|avx512", GROUP_COMPUTE, isa,
+    CHOICE("isa", "SET", NUMBERS, KERNELS, "auto", "auto|ref|baseline|avx2|avx512", GROUP_COMPUTE, isa,
            "Instruction set of the kernels; auto: the widest that this CPU has."),
+
+    U64("rounds", "R", SPEECH, BENCH, "9", 1, 1000, GROUP_BENCH, rounds, "Rounds of measuring; medians are shown."),
+    STRING("filter", "TEXT", SPEECH, BENCH, "", GROUP_BENCH, filter, "Only cases whose line contains this."),
+    STRING("json", "FILE", FILES, BENCH, "", GROUP_BENCH, json, "Write the results as JSON, a line a case."),
+    STRING("csv", "FILE", FILES, BENCH, "", GROUP_BENCH, csv, "Write the results as comma-separated values."),
 };
 
 const size_t dpn_n_options = sizeof dpn_options / sizeof dpn_options[0];

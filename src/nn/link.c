@@ -73,8 +73,9 @@ static void link_norm(struct dpn_model *model, int at)
     if (maker && maker->cls->takes_moments && !maker->relu && z->n_readers == 1 && z->maker == at - 1 &&
         z->grad_shared_with < 0) {
         maker->norm = at;
-        /* Not if the convolution adds to the very gradient that it would read: its input is the norm's residual. */
-        z->grad_lazy = z->learns && norm->residual != maker->input;
+        /* Stored where a bias sums it, or where the convolution adds to what it would be computed from: its input is
+         * the norm's residual. */
+        z->grad_lazy = z->learns && maker->tensors[1] < 0 && norm->residual != maker->input;
     }
     if (norm->residual < 0 && link_can_be_lazy(model, norm->output)) y->lazy = 1;
     if (y->first_reader >= 0) {

@@ -51,7 +51,9 @@ struct norm_job {
     struct dpn_mask_sums mask;
     struct dpn_bn_apply apply;
     struct dpn_gradient gradient;
-    int adds; /* the residual's gradient: to what is there */
+    int adds;       /* the residual's gradient: to what is there */
+    float *scratch; /* NULL: z's gradient is overwritten; else added to, by way of a piece here */
+    size_t scratch_floats;
 };
 
 /* This thread's run of pieces of PIECE pixels. */
@@ -269,10 +271,21 @@ static void norm_grad_part(void *arg, int thread, int size)
     const struct norm_job *job = arg;
     struct dpn_gradient dy = job->gradient;
     size_t first, pixels = norm_share(job, NORM_PIECE_PIXELS, thread, size, &first);
+    float *into = job->d + first * job->cstride;
     if (pixels == 0) return;
     dy.g += first * job->cstride;
     dy.z += first * job->cstride;
-    job->kernels->bn_grad(pixels, job->cstride, &dy, job->d + first * job->cstride);
+    if (!job->scratch) {
+        job->kernels->bn_grad(pixels, job->cstride, &dy, into);
+        return;
+    }
+    float *part = job->scratch + (size_t)thread * job->scratch_floats;
+    for (size_t n, floats; pixels > 0; pixels -= n, dy.g += floats, dy.z += floats, into += floats) {
+        n = pixels < NORM_PIECE_PIXELS ? pixels : NORM_PIECE_PIXELS;
+        floats = n * job->cstride;
+        job->kernels->bn_grad(n, job->cstride, &dy, part);
+        job->kernels->add(floats, into, part, into);
+    }
 }
 
 static void norm_residual_part(void *arg, int thread, int size)
@@ -310,6 +323,8 @@ static void norm_backward(const struct dpn_node *node, struct dpn_exec *exec, si
     }
     if (!node->needs_input_grad || exec->model->values[node->input].grad_lazy) return;
     job.d = exec->grad[node->input];
+    if (node->adds_input_grad) job.scratch = exec->scratch;
+    job.scratch_floats = exec->scratch_floats;
     norm_spread(exec, &job, norm_grad_part);
 }
 
@@ -407,6 +422,8 @@ static void norm_workspace(const struct dpn_model *model, const struct dpn_node 
     (void)kernels;
     if (training)
         workspace->blocks = norm_blocks(rows * z->height * z->width) * dpn_block_floats(z->cstride);
+    if (training && node->needs_input_grad && node->adds_input_grad)
+        workspace->scratch = NORM_PIECE_PIXELS * z->cstride;
 }
 
 const struct dpn_op_class dpn_op_batch_norm = {

@@ -72,6 +72,31 @@ static NN_UNUSED struct dpn_model *nn_open(const char *spec, size_t channels, si
     return model;
 }
 
+/* Tensors fill [0, arena_elems) without overlap, the last node's first, each at a cache line. */
+static NN_UNUSED void nn_check_arena(const struct dpn_model *model)
+{
+    size_t at = 0, elems = 0, last = 0;
+    for (size_t i = model->n_nodes; i-- > 0;) {
+        const struct dpn_node *node = &model->nodes[i];
+        assert_int_equal(node->first, at);
+        for (int j = 0; j < DPN_NODE_TENSORS && node->tensors[j] >= 0; j++) {
+            const struct dpn_tensor *tensor = &model->tensors[node->tensors[j]];
+            assert_int_equal(tensor->offset, at);
+            assert_int_equal(tensor->offset % 16, 0);
+            assert_int_equal(tensor->stored % 16, 0);
+            assert_true(tensor->stored >= tensor->elems);
+            at += tensor->stored;
+            elems += tensor->elems;
+        }
+        assert_true(node->ready >= at && node->ready % 16 == 0 && node->ready >= last);
+        assert_true(node->ready == at || node->ready == model->arena_elems);
+        last = node->ready;
+    }
+    assert_int_equal(last, model->arena_elems);
+    assert_int_equal(model->arena_elems, dpn_arena_round(at));
+    assert_int_equal(model->parameters, elems);
+}
+
 /* ---- a device's memory ---- */
 
 struct nn_run {
@@ -92,6 +117,36 @@ static NN_UNUSED float *nn_arena(size_t elems)
 static NN_UNUSED void nn_arena_free(float *arena, size_t elems)
 {
     dpn_arena_free(arena, (elems ? elems : 1) * sizeof *arena);
+}
+
+static NN_UNUSED size_t nn_grad_root(const struct dpn_model *model, size_t value)
+{
+    const struct dpn_value *v = &model->values[value];
+    if (v->in_place_of >= 0) return nn_grad_root(model, (size_t)v->in_place_of);
+    return v->grad_shared_with >= 0 ? nn_grad_root(model, (size_t)v->grad_shared_with) : value;
+}
+
+/* Changes PLAN so that nothing is laid over anything else: all that a pass leaves can be looked at afterwards. */
+static NN_UNUSED void nn_plan_apart(struct dpn_plan *plan, const struct dpn_model *model, size_t team)
+{
+    size_t at = 0;
+    for (size_t v = 0; v < model->n_values; v++) {
+        int shared = model->values[v].in_place_of;
+        if (plan->value_at[v] == SIZE_MAX) continue;
+        plan->value_at[v] = shared >= 0 ? plan->value_at[shared] : at;
+        if (shared < 0) at += plan->max_rows * model->values[v].stride;
+    }
+    for (size_t v = 0; v < model->n_values; v++) {
+        if (plan->grad_at[v] == SIZE_MAX || nn_grad_root(model, v) != v) continue;
+        plan->grad_at[v] = at;
+        at += plan->max_rows * model->values[v].stride;
+    }
+    for (size_t v = 0; v < model->n_values; v++)
+        if (plan->grad_at[v] != SIZE_MAX) plan->grad_at[v] = plan->grad_at[nn_grad_root(model, v)];
+    plan->shared_at = at = dpn_arena_round(at);
+    plan->blocks_at = at += plan->workspace.shared;
+    plan->scratch_at = at += plan->workspace.blocks;
+    plan->bytes = dpn_arena_round(at + team * plan->workspace.scratch) * sizeof(float);
 }
 
 /* Parameters of seed 3, and start values of running statistics, over RUN's plan. */
@@ -121,6 +176,15 @@ static NN_UNUSED void nn_run_open(struct nn_run *run, struct dpn_model *model, c
     *run = (struct nn_run){.model = model};
     dpn_plan_make(&run->plan, model, kernels, team ? (size_t)dpn_team_size(team) : 1, max_rows, training);
     nn_run_open_plan(run, model, kernels, team);
+}
+
+static NN_UNUSED void nn_run_open_apart(struct nn_run *run, struct dpn_model *model, const struct dpn_kernels *kernels,
+                                        size_t max_rows)
+{
+    *run = (struct nn_run){.model = model};
+    dpn_plan_make(&run->plan, model, kernels, 1, max_rows, 1);
+    nn_plan_apart(&run->plan, model, 1);
+    nn_run_open_plan(run, model, kernels, NULL);
 }
 
 static NN_UNUSED void nn_run_close(struct nn_run *run)

@@ -13,30 +13,6 @@ static void model_check_tensor(const struct dpn_model *model, size_t t, const ch
     assert_int_equal(tensor->layout, in ? DPN_LAYOUT_PANEL : DPN_LAYOUT_PLAIN);
 }
 
-/* Tensors fill [0, arena_elems) without overlap, the last node's first, each at a cache line. */
-static void model_check_arena(const struct dpn_model *model)
-{
-    size_t at = 0, elems = 0, last = 0;
-    for (size_t i = model->n_nodes; i-- > 0;) {
-        const struct dpn_node *node = &model->nodes[i];
-        for (int j = 0; j < DPN_NODE_TENSORS && node->tensors[j] >= 0; j++) {
-            const struct dpn_tensor *tensor = &model->tensors[node->tensors[j]];
-            assert_int_equal(tensor->offset, at);
-            assert_int_equal(tensor->offset % 16, 0);
-            assert_int_equal(tensor->stored % 16, 0);
-            assert_true(tensor->stored >= tensor->elems);
-            at += tensor->stored;
-            elems += tensor->elems;
-        }
-        assert_true(node->ready >= at && node->ready % 16 == 0 && node->ready >= last);
-        assert_true(node->ready == at || node->ready == model->arena_elems);
-        last = node->ready;
-    }
-    assert_int_equal(last, model->arena_elems);
-    assert_int_equal(model->arena_elems, dpn_arena_round(at));
-    assert_int_equal(model->parameters, elems);
-}
-
 static void test_dense(void **state)
 {
     (void)state;
@@ -46,17 +22,16 @@ static void test_dense(void **state)
     model_check_tensor(model, 0, "fc.weight", 10, 784);
     model_check_tensor(model, 1, "fc.bias", 10, 0);
     assert_int_equal(model->parameters, 7850);
-    assert_int_equal(model->n_nodes, 2);
-    assert_int_equal(model->nodes[1].relu, 1);
-    assert_int_equal(model->nodes[1].needs_input_grad, 0);
+    assert_int_equal(model->n_nodes, 1);
+    assert_int_equal(model->nodes[0].relu, 1);
+    assert_int_equal(model->nodes[0].needs_input_grad, 0);
     assert_int_equal(model->values[0].elems, 784);
-    assert_int_equal(model->values[1].in_place_of, 0);
     assert_int_equal(model->values[model->logits].stride, 16);
     assert_int_equal(model->tensors[0].init, DPN_INIT_NORMAL);
     assert_true(model->tensors[0].init_scale == 0.01);
     assert_int_equal(model->tensors[1].init, DPN_INIT_ZERO);
     assert_true(model->flops_per_sample == 2.0 * 7840 * 2);
-    model_check_arena(model);
+    nn_check_arena(model);
     dpn_model_close(model);
 }
 
@@ -80,7 +55,7 @@ static void test_mlp(void **state)
         assert_true(fabs(model->tensors[t].init_scale * sqrt(fan_in[t / 2]) - 1) < 1e-12);
     }
     assert_true(model->flops_per_sample == 2.0 * (2 * 784 * 128 + 3 * 128 * 64 + 3 * 64 * 10));
-    model_check_arena(model);
+    nn_check_arena(model);
     dpn_model_close(model);
 }
 
@@ -101,7 +76,7 @@ static void test_specs_have_a_normal_form(void **state)
         again = nn_open(model->spec, 1, 2, 3, 4);
         assert_string_equal(again->spec, model->spec);
         assert_int_equal(again->arena_elems, model->arena_elems);
-        model_check_arena(model);
+        nn_check_arena(model);
         dpn_model_close(model);
         dpn_model_close(again);
     }
@@ -115,17 +90,17 @@ static void test_large_layers(void **state)
     assert_true(model->tensors[2].elems == 2147488281u);
     assert_true(model->parameters == 2147488281u + 784u * 46341 + 46341 + 46341 + 463410 + 10);
     assert_true(model->tensors[0].offset > 2147488281u);
-    model_check_arena(model);
+    nn_check_arena(model);
     dpn_model_close(model);
 
     model = nn_open("mlp:hidden=23171x23171", 1, 28, 28, 10);
     assert_true(model->tensors[2].elems * 4 == 2147580964u);
-    model_check_arena(model);
+    nn_check_arena(model);
     dpn_model_close(model);
 
     model = nn_open("mlp:hidden=2147483648", 1, 1, 1, 65536);
     assert_true(model->tensors[2].elems == (size_t)1 << 47);
-    model_check_arena(model);
+    nn_check_arena(model);
     dpn_model_close(model);
 
     /* 16 of the largest sizes would be 2^66 parameters */
@@ -145,7 +120,7 @@ static void test_errors(void **state)
     } cases[] = {
         {"", {""}},
         {"mpl", {"'mpl'", "dense, mlp", "'mlp'"}},
-        {"resnet18", {"'resnet18'", "dense, mlp"}},
+        {"resnet50", {"'resnet50'", "dense, mlp"}},
         {"MLP", {"'MLP'"}},
         {"mlp:", {"mlp:"}},
         {"mlp:hiden=3", {"mlp: key 'hiden'", "hidden", "did you mean 'hidden'"}},
@@ -181,6 +156,37 @@ static void test_errors(void **state)
     }
 }
 
+/* Images that shrink to nothing, and sizes that no memory holds. */
+static void test_convolutions_that_do_not_fit(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *spec;
+        size_t height, width;
+        const char *wanted;
+    } cases[] = {
+        {"lenet", 28, 11, "images of 1x28x11 are too small"},
+        {"lenet", 1, 28, "too small"},
+        {"lenet", 9, 28, "conv2"},
+        {"net:ops=c4k5s1p0-d0", 4, 9, "l0"},
+        {"net:ops=c4k1s1p0-m3s1p0-d0", 9, 2, "a pooling layer sees 9x2"},
+        {"resnet18:width=2147483648", 32, 32, "too large"},
+        {"resnet20:width=0", 32, 32, "'0'"},
+        {"resnet34:width=4x5", 32, 32, "'5'"},
+        {"lenet:width=3", 32, 32, "lenet takes no keys"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct dpn_model *model;
+        enum dpn_status status = dpn_model_open(cases[i].spec, 1, cases[i].height, cases[i].width, 10, &model);
+        if (status != DPN_ERR_USAGE) fail_msg("'%s' gave status %d", cases[i].spec, status);
+        assert_null(model);
+        if (!strstr(dpn_error_text(), "--model") || !strstr(dpn_error_text(), cases[i].wanted))
+            fail_msg("'%s': no \"%s\" in: %s", cases[i].spec, cases[i].wanted, dpn_error_text());
+    }
+    dpn_model_close(nn_open("lenet", 1, 12, 12, 10)); /* the smallest */
+    dpn_model_close(nn_open("resnet18:width=3", 3, 1, 1, 10));
+}
+
 static void test_closing_nothing(void **state)
 {
     (void)state;
@@ -195,6 +201,7 @@ int main(void)
         cmocka_unit_test(test_specs_have_a_normal_form),
         cmocka_unit_test(test_large_layers),
         cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_convolutions_that_do_not_fit),
         cmocka_unit_test(test_closing_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

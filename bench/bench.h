@@ -1,5 +1,5 @@
-/* Measuring. To add a sub-command of `bench`: one file, one line in cmd_bench.c. To add a kernel to `bench kernels`: a few
- * lines in cases.c.
+/* Measuring. To add a sub-command of `bench`: one file, one line in cmd_bench.c. To add a kernel to `bench
+ * kernels`: a few lines in cases.c.
  */
 #ifndef DPN_BENCH_BENCH_H
 #define DPN_BENCH_BENCH_H
@@ -25,11 +25,11 @@ struct dpn_bench_case {
     struct dpn_conv shape_conv;
     enum dpn_conv_pass conv_pass;
     const struct dpn_conv_algorithm *conv_algorithm;
-    size_t n, columns, k; /* of the others: elements or rows, columns, depth */
+    size_t n, columns, k;   /* of the others: elements or rows, columns, depth */
     size_t out, out_floats; /* which buffer holds the result, and how much of it */
     /* This thread's share of one run with KERNELS on BUFFERS. */
-    void (*run)(const struct dpn_bench_case *c, const struct dpn_kernels *kernels, float *const *buffers, int phase,
-                int thread, int size);
+    void (*run)(const struct dpn_bench_case *c, const struct dpn_kernels *kernels, float *const *buffers,
+                int phase, int thread, int size);
     int phases;
 };
 
@@ -40,8 +40,10 @@ struct dpn_bench_room {
 };
 
 /* All cases for KERNELS at BATCH samples; returns how many. cases.c, cases_conv.c. */
-size_t dpn_bench_cases(const struct dpn_kernels *kernels, size_t batch, struct dpn_bench_case *cases, size_t max);
-size_t dpn_bench_conv_cases(const struct dpn_kernels *kernels, size_t batch, struct dpn_bench_case *cases, size_t max);
+size_t dpn_bench_cases(const struct dpn_kernels *kernels, size_t batch, struct dpn_bench_case *cases,
+                       size_t max);
+size_t dpn_bench_conv_cases(const struct dpn_kernels *kernels, size_t batch, struct dpn_bench_case *cases,
+                            size_t max);
 /* Floats that a case's buffers must have for a team of THREADS. */
 size_t dpn_bench_floats(const struct dpn_bench_case *c, size_t threads);
 

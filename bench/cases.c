@@ -21,15 +21,23 @@ static struct cases_piece cases_piece(const struct dpn_bench_case *c, size_t qua
     return piece;
 }
 
-#define CASES_RUN(name)                                                                                      \
-    static void cases_##name(const struct dpn_bench_case *c, const struct dpn_kernels *kernels,              \
+#define CASES_RUN(name)                                                                         \
+    static void cases_##name(const struct dpn_bench_case *c, const struct dpn_kernels *kernels, \
                              float *const *b, int phase, int thread, int size)
 
 CASES_RUN(gemm)
 {
     struct cases_piece p = cases_piece(c, 12, thread, size);
-    struct dpn_gemm gemm = {.m = p.count, .n = c->columns, .k = c->k, .a = b[0] + p.first * c->k, .a_row = c->k, .a_col = 1,
-                            .b = b[1], .b_row = c->columns, .b_col = 1, .c = b[2] + p.first * c->columns,
+    struct dpn_gemm gemm = {.m = p.count,
+                            .n = c->columns,
+                            .k = c->k,
+                            .a = b[0] + p.first * c->k,
+                            .a_row = c->k,
+                            .a_col = 1,
+                            .b = b[1],
+                            .b_row = c->columns,
+                            .b_col = 1,
+                            .c = b[2] + p.first * c->columns,
                             .c_row = c->columns};
     (void)phase;
     kernels->gemm(&gemm);
@@ -47,8 +55,13 @@ CASES_RUN(moments)
 CASES_RUN(bn_apply)
 {
     struct cases_piece p = cases_piece(c, 256, thread, size);
-    struct dpn_bn_apply args = {.pixels = p.count, .cstride = c->columns, .z = b[0] + p.first * c->columns,
-                                .scale = b[3], .shift = b[4], .relu = 1, .y = b[2] + p.first * c->columns};
+    struct dpn_bn_apply args = {.pixels = p.count,
+                                .cstride = c->columns,
+                                .z = b[0] + p.first * c->columns,
+                                .scale = b[3],
+                                .shift = b[4],
+                                .relu = 1,
+                                .y = b[2] + p.first * c->columns};
     (void)phase;
     if (c->k) args.residual.x = b[1] + p.first * c->columns;
     if (p.count) kernels->bn_apply(&args);
@@ -59,7 +72,10 @@ CASES_RUN(mask_sums)
     struct cases_piece p = cases_piece(c, 512, thread, size);
     (void)phase;
     for (size_t at = p.first; at < p.first + p.count; at += 512) {
-        struct dpn_mask_sums mask = {.z = b[0] + at * c->columns, .scale = b[3], .shift = b[4], .mean = b[5],
+        struct dpn_mask_sums mask = {.z = b[0] + at * c->columns,
+                                     .scale = b[3],
+                                     .shift = b[4],
+                                     .mean = b[5],
                                      .sums = b[6] + at / 512 * dpn_block_floats(c->columns)};
         kernels->mask_sums(p.first + p.count - at < 512 ? p.first + p.count - at : 512, c->columns,
                            b[2] + at * c->columns, &mask);
@@ -99,7 +115,11 @@ CASES_RUN(sgd)
 CASES_RUN(adam)
 {
     struct cases_piece p = cases_piece(c, 1024, thread, size);
-    const struct dpn_adam args = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8f, .step_size = 1e-3f, .inv_sqrt_bias2 = 1};
+    const struct dpn_adam args = {.beta1 = 0.9,
+                                  .beta2 = 0.999,
+                                  .eps = 1e-8f,
+                                  .step_size = 1e-3f,
+                                  .inv_sqrt_bias2 = 1};
     (void)phase;
     kernels->adam(p.count, &args, b[2] + p.first, b[0] + p.first, b[1] + p.first, b[3] + p.first);
 }
@@ -113,9 +133,16 @@ CASES_RUN(sum_squares)
 static struct dpn_pool cases_pool_shape(const struct dpn_bench_case *c)
 {
     size_t side = c->k, plane = side * side * c->columns;
-    return (struct dpn_pool){.samples = c->n / (side * side), .cstride = c->columns, .in_height = side, .in_width = side,
-                             .in_stride = plane, .out_height = side / 2, .out_width = side / 2, .out_stride = plane / 4,
-                             .kernel = 2, .stride = 2};
+    return (struct dpn_pool){.samples = c->n / (side * side),
+                             .cstride = c->columns,
+                             .in_height = side,
+                             .in_width = side,
+                             .in_stride = plane,
+                             .out_height = side / 2,
+                             .out_width = side / 2,
+                             .out_stride = plane / 4,
+                             .kernel = 2,
+                             .stride = 2};
 }
 
 CASES_RUN(pool)
@@ -134,9 +161,15 @@ CASES_RUN(image)
     (void)phase;
     dpn_split(c->n / pixels, (size_t)size, (size_t)thread, &first, &count);
     for (size_t i = first; i < first + count; i++) {
-        const struct dpn_image image = {.channels = c->columns, .height = side, .width = side,
-                                        .u8 = (const uint8_t *)b[0] + i * pixels * c->columns, .top = 1, .left = -2,
-                                        .flip = (int)(i & 1), .scale = b[3], .shift = b[4],
+        const struct dpn_image image = {.channels = c->columns,
+                                        .height = side,
+                                        .width = side,
+                                        .u8 = (const uint8_t *)b[0] + i * pixels * c->columns,
+                                        .top = 1,
+                                        .left = -2,
+                                        .flip = (int)(i & 1),
+                                        .scale = b[3],
+                                        .shift = b[4],
                                         .out = b[2] + i * pixels * c->columns};
         kernels->image(&image);
     }
@@ -144,8 +177,8 @@ CASES_RUN(image)
 
 struct cases_spec {
     const char *op, *note;
-    void (*run)(const struct dpn_bench_case *c, const struct dpn_kernels *kernels, float *const *buffers, int phase,
-                int thread, int size);
+    void (*run)(const struct dpn_bench_case *c, const struct dpn_kernels *kernels, float *const *buffers,
+                int phase, int thread, int size);
     size_t rows, columns, k; /* rows: of a sample if per_sample, else in all */
     int per_sample;
     double passes; /* how often each element crosses the memory bus; 0: flops count */
@@ -169,15 +202,23 @@ static const struct cases_spec cases_specs[] = {
     {"sum_squares", "11 M parameters", cases_sum_squares, 11173888, 0, 0, 0, 1},
 };
 
-size_t dpn_bench_cases(const struct dpn_kernels *kernels, size_t batch, struct dpn_bench_case *cases, size_t max)
+size_t dpn_bench_cases(const struct dpn_kernels *kernels, size_t batch, struct dpn_bench_case *cases,
+                       size_t max)
 {
     size_t n = dpn_bench_conv_cases(kernels, batch, cases, max);
     for (size_t i = 0; i < sizeof cases_specs / sizeof *cases_specs && n < max; i++) {
         const struct cases_spec *s = &cases_specs[i];
         struct dpn_bench_case *c = &cases[n++];
         size_t rows = s->per_sample ? s->rows * batch : s->rows, width = s->columns ? s->columns : 1;
-        *c = (struct dpn_bench_case){.op = s->op, .algorithm = "", .pass = "", .n = rows, .columns = s->columns, .k = s->k,
-                                     .out = 2, .run = s->run, .phases = 1};
+        *c = (struct dpn_bench_case){.op = s->op,
+                                     .algorithm = "",
+                                     .pass = "",
+                                     .n = rows,
+                                     .columns = s->columns,
+                                     .k = s->k,
+                                     .out = 2,
+                                     .run = s->run,
+                                     .phases = 1};
         snprintf(c->shape, sizeof c->shape, "%s", s->note);
         c->out_floats = rows * width;
         c->bytes = 4.0 * s->passes * (double)(rows * width);

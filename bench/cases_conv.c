@@ -11,9 +11,10 @@ struct cases_layer {
 };
 
 static const struct cases_layer cases_layers[] = {
-    {3, 64, 32, 3, 1, 1, 1},   {64, 64, 32, 3, 1, 1, 0},  {128, 128, 16, 3, 1, 1, 0}, {256, 256, 8, 3, 1, 1, 0},
-    {512, 512, 4, 3, 1, 1, 0}, {64, 128, 32, 3, 2, 1, 0}, {128, 256, 16, 3, 2, 1, 0}, {256, 512, 8, 3, 2, 1, 0},
-    {64, 128, 32, 1, 2, 0, 0}, {128, 256, 16, 1, 2, 0, 0}, {256, 512, 8, 1, 2, 0, 0}, {1, 6, 28, 5, 1, 2, 1},
+    {3, 64, 32, 3, 1, 1, 1},    {64, 64, 32, 3, 1, 1, 0},  {128, 128, 16, 3, 1, 1, 0},
+    {256, 256, 8, 3, 1, 1, 0},  {512, 512, 4, 3, 1, 1, 0}, {64, 128, 32, 3, 2, 1, 0},
+    {128, 256, 16, 3, 2, 1, 0}, {256, 512, 8, 3, 2, 1, 0}, {64, 128, 32, 1, 2, 0, 0},
+    {128, 256, 16, 1, 2, 0, 0}, {256, 512, 8, 1, 2, 0, 0}, {1, 6, 28, 5, 1, 2, 1},
     {6, 16, 14, 5, 1, 0, 0},
 };
 
@@ -24,10 +25,10 @@ static size_t cases_weights(const struct dpn_conv *conv)
     return dpn_panel_elems(conv->kernel_height * conv->kernel_width * conv->in_channels, conv->out_channels);
 }
 
-/* Buffers are random numbers; where zeros must be (padding of channels), none of these layers has a place but LeNet's
- * few channels, whose padding is not read. */
-static void cases_conv_run(const struct dpn_bench_case *c, const struct dpn_kernels *kernels, float *const *buffers,
-                           int phase, int thread, int size)
+/* Buffers are random numbers; where zeros must be (padding of channels), none of these layers has a place but
+ * LeNet's few channels, whose padding is not read. */
+static void cases_conv_run(const struct dpn_bench_case *c, const struct dpn_kernels *kernels,
+                           float *const *buffers, int phase, int thread, int size)
 {
     const struct dpn_conv *conv = &c->shape_conv;
     const struct dpn_conv_algorithm *algorithm = c->conv_algorithm;
@@ -44,7 +45,8 @@ static void cases_conv_run(const struct dpn_bench_case *c, const struct dpn_kern
     dpn_split(items, (size_t)size, (size_t)thread, &first, &count);
     if (count)
         algorithm->run(&args, phase, first, count,
-                       buffers[CASES_SCRATCH] + (size_t)thread * algorithm->private_floats(conv, c->conv_pass));
+                       buffers[CASES_SCRATCH] +
+                           (size_t)thread * algorithm->private_floats(conv, c->conv_pass));
 }
 
 static struct dpn_conv cases_conv(const struct cases_layer *layer, size_t batch)
@@ -69,8 +71,8 @@ static struct dpn_conv cases_conv(const struct cases_layer *layer, size_t batch)
     return conv;
 }
 
-static struct dpn_bench_case cases_make(const struct cases_layer *layer, size_t batch, enum dpn_conv_pass pass,
-                                        const struct dpn_conv_algorithm *algorithm)
+static struct dpn_bench_case cases_make(const struct cases_layer *layer, size_t batch,
+                                        enum dpn_conv_pass pass, const struct dpn_conv_algorithm *algorithm)
 {
     static const char *const passes[] = {"forward", "data", "weights"};
     struct dpn_bench_case c = {.op = "conv",
@@ -85,8 +87,8 @@ static struct dpn_bench_case cases_make(const struct cases_layer *layer, size_t 
                                .phases = DPN_CONV_MAX_PHASES};
     const struct dpn_conv *conv = &c.shape_conv;
     size_t x = batch * conv->in_stride, y = batch * conv->out_stride, w = cases_weights(conv);
-    snprintf(c.shape, sizeof c.shape, "%zu->%zu %zux%zu stride %zu @%zu", layer->in, layer->out, layer->kernel,
-             layer->kernel, layer->stride, layer->side);
+    snprintf(c.shape, sizeof c.shape, "%zu->%zu %zux%zu stride %zu @%zu", layer->in, layer->out,
+             layer->kernel, layer->kernel, layer->stride, layer->side);
     c.flops = 2.0 * (double)(batch * conv->out_height * conv->out_width) *
               (double)(layer->kernel * layer->kernel * layer->in) * (double)layer->out;
     c.bytes = 4.0 * (double)(x + y + w);
@@ -94,7 +96,8 @@ static struct dpn_bench_case cases_make(const struct cases_layer *layer, size_t 
     return c;
 }
 
-size_t dpn_bench_conv_cases(const struct dpn_kernels *kernels, size_t batch, struct dpn_bench_case *cases, size_t max)
+size_t dpn_bench_conv_cases(const struct dpn_kernels *kernels, size_t batch, struct dpn_bench_case *cases,
+                            size_t max)
 {
     size_t n = 0;
     for (size_t l = 0; l < sizeof cases_layers / sizeof *cases_layers; l++)

@@ -1,8 +1,8 @@
-/* `bench kernels`: every kernel at the shapes of the models, its time against this machine's measured roof, and its
- * results against the plain loops. README.md of this folder defines every number.
+/* `bench kernels`: every kernel at the shapes of the models, its time against this machine's measured roof,
+ * and its results against the plain loops. README.md of this folder defines every number.
  *
- * A round measures the roof, then one case, and sets the two in relation, so that a machine that changes its speed
- * changes both. Medians over rounds.
+ * A round measures the roof, then one case, and sets the two in relation, so that a machine that changes its
+ * speed changes both. Medians over rounds.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,10 +21,16 @@
 #include "data/data.h"
 #include "device/device.h"
 
-enum { KB_DEFAULT_BATCH = 64, KB_CHECK_BATCH = 2, KB_MIN_NS = 3000000, KB_PEAK_STEPS = 400, KB_COPY_BYTES = 64 << 20 };
+enum {
+    KB_DEFAULT_BATCH = 64,
+    KB_CHECK_BATCH = 2,
+    KB_MIN_NS = 3000000,
+    KB_PEAK_STEPS = 400,
+    KB_COPY_BYTES = 64 << 20
+};
 
-/* Of results against the plain loops: of the tensor's Frobenius norm; and an element is wrong if it is off by more than
- * a thousandth of the root mean square. */
+/* Of results against the plain loops: of the tensor's Frobenius norm; and an element is wrong if it is off by
+ * more than a thousandth of the root mean square. */
 static const double kb_winograd_bound = 1e-5, kb_bound = 1e-5, kb_element = 1e-3;
 
 struct kb_result {
@@ -163,8 +169,10 @@ static void kb_fill(const struct kb *kb, size_t floats)
     dpn_rng_init(&rng, 1, DPN_RNG_TEST, 0, 0);
     for (size_t k = 0; k < TABLE; k++) table[k] = (float)dpn_rng_uniform(&rng) - 0.5f;
     for (size_t i = 0; i < DPN_BENCH_BUFFERS; i++) {
-        float *buffer = kb->room.buffers[i], low = i == 3 ? 0.75f : 0.0f; /* scales, and Adam's squares: positive */
-        for (size_t k = 0, t = 977 * i; k < floats; k++, t = t + 1 < TABLE ? t + 1 : 0) buffer[k] = table[t] + low;
+        float *buffer = kb->room.buffers[i],
+              low = i == 3 ? 0.75f : 0.0f; /* scales, and Adam's squares: positive */
+        for (size_t k = 0, t = 977 * i; k < floats; k++, t = t + 1 < TABLE ? t + 1 : 0)
+            buffer[k] = table[t] + low;
     }
 }
 
@@ -214,8 +222,8 @@ static void kb_line(const struct kb *kb, size_t number)
 {
     const struct dpn_bench_case *c = &kb->cases[number];
     const struct kb_result *r = &kb->results[number];
-    dpn_note("%-11s %-31s %-8s %-7s %9.3f %8.1f %-4s %6.0f %% %6zu", c->op, c->shape, c->algorithm, c->pass, r->ns * 1e-6,
-             r->rate, c->flops > 0 ? "GF/s" : "GB/s", 100 * r->of_roof, r->wrong);
+    dpn_note("%-11s %-31s %-8s %-7s %9.3f %8.1f %-4s %6.0f %% %6zu", c->op, c->shape, c->algorithm, c->pass,
+             r->ns * 1e-6, r->rate, c->flops > 0 ? "GF/s" : "GB/s", 100 * r->of_roof, r->wrong);
 }
 
 static enum dpn_status kb_open(const char *path, int *fd)
@@ -263,9 +271,9 @@ static enum dpn_status kb_write_csv(const struct kb *kb, const char *path)
     for (size_t i = 0; i < kb->n; i++) {
         const struct dpn_bench_case *c = &kb->cases[i];
         const struct kb_result *r = &kb->results[i];
-        fprintf(file, "%s,\"%s\",%s,%s,%.6f,%.6f,%.6f,%.3f,%s,%.4f,%zu\n", c->op, c->shape, c->algorithm, c->pass,
-                r->ns * 1e-6, r->low_ns * 1e-6, r->high_ns * 1e-6, r->rate, c->flops > 0 ? "GF/s" : "GB/s", r->of_roof,
-                r->wrong);
+        fprintf(file, "%s,\"%s\",%s,%s,%.6f,%.6f,%.6f,%.3f,%s,%.4f,%zu\n", c->op, c->shape, c->algorithm,
+                c->pass, r->ns * 1e-6, r->low_ns * 1e-6, r->high_ns * 1e-6, r->rate,
+                c->flops > 0 ? "GF/s" : "GB/s", r->of_roof, r->wrong);
     }
     int failed = ferror(file);
     if (fclose(file) != 0 || failed) return dpn_fail(DPN_ERR_SYSTEM, "%s: cannot be written", path);
@@ -295,11 +303,13 @@ static enum dpn_status kb_make_cases(struct kb *kb)
     DPN_TRY(dpn_calloc(&kb->checks, DPN_BENCH_MAX_CASES, sizeof *kb->checks, "cases"));
     DPN_TRY(dpn_calloc(&kb->results, DPN_BENCH_MAX_CASES, sizeof *kb->results, "results"));
     kb->n = dpn_bench_cases(kb->kernels, batch, kb->cases, DPN_BENCH_MAX_CASES);
-    dpn_bench_cases(kb->kernels, batch < KB_CHECK_BATCH ? batch : KB_CHECK_BATCH, kb->checks, DPN_BENCH_MAX_CASES);
+    dpn_bench_cases(kb->kernels, batch < KB_CHECK_BATCH ? batch : KB_CHECK_BATCH, kb->checks,
+                    DPN_BENCH_MAX_CASES);
     kb_filter(kb);
     if (kb->n == 0) return dpn_fail(DPN_ERR_USAGE, "--filter '%s' matches no case", kb->config->filter);
     for (size_t i = 0; i < kb->n; i++) {
-        size_t a = dpn_bench_floats(&kb->cases[i], kb->threads), b = dpn_bench_floats(&kb->checks[i], kb->threads);
+        size_t a = dpn_bench_floats(&kb->cases[i], kb->threads),
+               b = dpn_bench_floats(&kb->checks[i], kb->threads);
         if (a > kb->room.floats) kb->room.floats = a;
         if (b > kb->room.floats) kb->room.floats = b;
     }
@@ -318,16 +328,18 @@ static enum dpn_status kb_body(void *arg, struct dpn_device *device)
     }
     kb_fill(kb, kb->room.floats);
     kb_roof(kb, 0, device->team);
-    dpn_note("%s kernels | %zu thread(s) | roof %.0f GF/s, copying %.1f GB/s read and written", kb->kernels->isa,
-             kb->threads, kb_roof(kb, 1, device->team), kb_roof(kb, 0, device->team));
-    dpn_note("%-11s %-31s %-8s %-7s %9s %13s %8s %6s", "op", "shape", "by", "pass", "ms", "rate", "of roof", "wrong");
+    dpn_note("%s kernels | %zu thread(s) | roof %.0f GF/s, copying %.1f GB/s read and written",
+             kb->kernels->isa, kb->threads, kb_roof(kb, 1, device->team), kb_roof(kb, 0, device->team));
+    dpn_note("%-11s %-31s %-8s %-7s %9s %13s %8s %6s", "op", "shape", "by", "pass", "ms", "rate", "of roof",
+             "wrong");
     for (size_t i = 0; i < kb->n; i++) {
         DPN_TRY(kb_measure(kb, i, device->team));
         DPN_TRY(kb_check(kb, i, device->team));
         if (i + 1 < kb->n) kb_fill(kb, dpn_bench_floats(&kb->cases[i + 1], kb->threads));
         kb_line(kb, i);
     }
-    dpn_note("GF/s count the multiplications of the definition: Winograd does fewer, so it may pass the roof. What fits into "
+    dpn_note("GF/s count the multiplications of the definition: Winograd does fewer, so it may pass the "
+             "roof. What fits into "
              "a cache may pass the roof of copying.");
     return DPN_OK;
 }
@@ -343,7 +355,8 @@ static enum dpn_status kb_go(struct kb *kb)
     DPN_TRY(dpn_unit_kind_parse(config->cpu_unit, &request.unit));
     DPN_TRY(dpn_topo_open(&topo, NULL, NULL));
     const char *devices = dpn_option_given(config, "devices") ? config->devices : "0";
-    enum dpn_status status = dpn_device_group_open(&group, topo, config->kind, devices, &request, kb->kernels);
+    enum dpn_status status = dpn_device_group_open(&group, topo, config->kind, devices, &request,
+                                                   kb->kernels);
     if (status == DPN_OK) {
         kb->threads = (size_t)group.devices[0].threads;
         status = kb_make_cases(kb);
@@ -362,7 +375,8 @@ enum dpn_status dpn_bench_kernels(const struct dpn_config *config, size_t *wrong
     DPN_TRY(dpn_kernels_select(config->isa, &kb.kernels));
     enum dpn_status status = kb_go(&kb);
     *wrong = kb.wrong;
-    for (size_t i = 0; i < DPN_BENCH_BUFFERS; i++) dpn_arena_free(kb.room.buffers[i], kb.room.floats * sizeof(float));
+    for (size_t i = 0; i < DPN_BENCH_BUFFERS; i++)
+        dpn_arena_free(kb.room.buffers[i], kb.room.floats * sizeof(float));
     for (int i = 0; i < 2; i++) dpn_arena_free(kb.copy[i], KB_COPY_BYTES);
     free(kb.cases);
     free(kb.checks);

@@ -71,16 +71,16 @@ extern const struct dpn_dataset_class *const dpn_dataset_classes[]; /* NULL-term
 enum dpn_status dpn_dataset_open(const struct dpn_dataset_request *request, struct dpn_dataset *dataset);
 void dpn_dataset_close(struct dpn_dataset *dataset); /* a zeroed or closed DATASET: nothing */
 
-/* Where a set of files may lie: the folder that was given, or --data-root or $DPNODE_DATA or ./data/sets, as NAME or
- * BELOW in it (BELOW also in NAME); and where a package puts it (NULL: nowhere). */
+/* Where a set of files may lie: the folder that was given, or --data-root or $DPNODE_DATA or ./data/sets, as
+ * NAME or BELOW in it (BELOW also in NAME); and where a package puts it (NULL: nowhere). */
 struct dpn_data_place {
     const char *name, *below, *system_folder;
     const char *wanted; /* the files, for the error text */
     /* Whether DIR is the set's folder, by a file that is there (whatever its contents). */
     enum dpn_status (*holds)(const char *dir, int *holds);
 };
-/* *PATH := the absolute path of the first such folder, malloc'd. ARGUMENT: the DIR of --data, or NULL; ROOT: --data-root
- * or "". DPN_ERR_INPUT names all places that were tried. */
+/* *PATH := the absolute path of the first such folder, malloc'd. ARGUMENT: the DIR of --data, or NULL; ROOT:
+ * --data-root or "". DPN_ERR_INPUT names all places that were tried. */
 enum dpn_status dpn_data_locate(const struct dpn_data_place *place, const char *argument, const char *root,
                                 char **path);
 
@@ -121,8 +121,8 @@ struct dpn_npy {
     void *map;
     size_t map_bytes;
 };
-/* Checked: magic, version, every key of the header, order of bytes and elements, and the sizes against the file's. Errors:
- * DPN_ERR_INPUT naming PATH. The file must not be cut while it is open. */
+/* Checked: magic, version, every key of the header, order of bytes and elements, and the sizes against the
+ * file's. Errors: DPN_ERR_INPUT naming PATH. The file must not be cut while it is open. */
 enum dpn_status dpn_npy_open(const char *path, struct dpn_npy *npy);
 void dpn_npy_close(struct dpn_npy *npy); /* zeroed: nothing */
 /* "3x32x32" */

@@ -1,9 +1,9 @@
-/* CIFAR-10 in its binary form: data_batch_1.bin .. data_batch_5.bin and test_batch.bin, each a whole number of
- * records of 1 label byte and 3072 pixel bytes (3 planes of 32x32). All six files must be there; how many records each
- * has is its own affair.
+/* CIFAR-10 in its binary form: data_batch_1.bin .. data_batch_5.bin and test_batch.bin, each a whole number
+ * of records of 1 label byte and 3072 pixel bytes (3 planes of 32x32). All six files must be there; how many
+ * records each has is its own affair.
  *
- * Memory: one byte a pixel and four a label; files are read straight into the images' place. Checksum of a part: CRC-32
- * over its files' bytes in order.
+ * Memory: one byte a pixel and four a label; files are read straight into the images' place. Checksum of a
+ * part: CRC-32 over its files' bytes in order.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -58,15 +58,16 @@ static enum dpn_status cifar_missing(const char *dir, const char *path, const ch
         return dpn_fail(DPN_ERR_NOMEM, "%s: no memory for a path", dir);
     int there = stat(pickle, &st) == 0;
     enum dpn_status status =
-        there ? dpn_fail(DPN_ERR_INPUT, "%s: not there, but %s is: wanted is the binary form; " CIFAR_CONVERT, path,
-                         pickle)
+        there ? dpn_fail(DPN_ERR_INPUT, "%s: not there, but %s is: wanted is the binary form; " CIFAR_CONVERT,
+                         path, pickle)
               : dpn_fail_errno(DPN_ERR_INPUT, error, "%s: cannot open", path);
     free(pickle);
     return status;
 }
 
 /* Opens a file and finds out how many records it has. */
-static enum dpn_status cifar_open_file(const char *dir, const char *name, const char *path, int *fd, size_t *records)
+static enum dpn_status cifar_open_file(const char *dir, const char *name, const char *path, int *fd,
+                                       size_t *records)
 {
     struct stat st;
     unsigned char head[2] = {0, 0};
@@ -74,11 +75,13 @@ static enum dpn_status cifar_open_file(const char *dir, const char *name, const 
     if (*fd < 0) return cifar_missing(dir, path, name);
     if (fstat(*fd, &st) != 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read", path);
     if (!S_ISREG(st.st_mode))
-        return dpn_fail(DPN_ERR_INPUT, "%s: is %s, not a file", path, S_ISDIR(st.st_mode) ? "a folder" : "special");
+        return dpn_fail(DPN_ERR_INPUT, "%s: is %s, not a file", path,
+                        S_ISDIR(st.st_mode) ? "a folder" : "special");
     ssize_t got = pread(*fd, head, sizeof head, 0);
     if (got < 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read", path);
     if (head[0] == 0x80 && head[1] >= 2 && head[1] <= 5)
-        return dpn_fail(DPN_ERR_INPUT, "%s: is a Python pickle, wanted is the binary form; " CIFAR_CONVERT, path);
+        return dpn_fail(DPN_ERR_INPUT, "%s: is a Python pickle, wanted is the binary form; " CIFAR_CONVERT,
+                        path);
     if (head[0] == 0x1f && head[1] == 0x8b)
         return dpn_fail(DPN_ERR_INPUT, "%s: is compressed with gzip; wanted is the file as it unpacks", path);
     *records = (size_t)st.st_size / CIFAR_RECORD;
@@ -89,8 +92,8 @@ static enum dpn_status cifar_open_file(const char *dir, const char *name, const 
 }
 
 /* RECORDS records of FD, sample numbers from FIRST on. */
-static enum dpn_status cifar_read_records(const char *path, int fd, size_t records, size_t first, uint8_t *images,
-                                          int32_t *labels, uint32_t *crc)
+static enum dpn_status cifar_read_records(const char *path, int fd, size_t records, size_t first,
+                                          uint8_t *images, int32_t *labels, uint32_t *crc)
 {
     unsigned char record[CIFAR_RECORD];
     FILE *file = fdopen(dup(fd), "rb");

@@ -1,10 +1,11 @@
 /* NumPy arrays: train_x.npy, train_y.npy, and both or neither of test_x.npy, test_y.npy.
  *
- * x: uint8 or float32, samples x channels x height x width, samples x height x width, or samples x features. y: integers,
- * one per sample; classes are 0 to the largest label of both parts (at least 2 of them). x is mapped and read where it
- * lies, so sets larger than memory work; y is converted. Bytes are divided by 255, floats are taken as they are; whether
- * they are finite is found out by the loss. Checksum of a part: CRC-32 over the shape, the labels, and of x its first and
- * last 64 KiB and 4 KiB of every MiB, so that opening a large set does not read all of it.
+ * x: uint8 or float32, samples x channels x height x width, samples x height x width, or samples x features.
+ * y: integers, one per sample; classes are 0 to the largest label of both parts (at least 2 of them). x is
+ * mapped and read where it lies, so sets larger than memory work; y is converted. Bytes are divided by 255,
+ * floats are taken as they are; whether they are finite is found out by the loss. Checksum of a part: CRC-32
+ * over the shape, the labels, and of x its first and last 64 KiB and 4 KiB of every MiB, so that opening a
+ * large set does not read all of it.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -40,22 +41,22 @@ static int64_t npy_integer(const struct dpn_npy *npy, size_t i)
     return (int64_t)(value << unused) >> unused;
 }
 
-static enum dpn_status npy_convert_labels(struct dpn_dataset *dataset, const char *path, const struct dpn_npy *npy,
-                                          int32_t *labels)
+static enum dpn_status npy_convert_labels(struct dpn_dataset *dataset, const char *path,
+                                          const struct dpn_npy *npy, int32_t *labels)
 {
     for (size_t i = 0; i < npy->elems; i++) {
         int64_t value = npy_integer(npy, i);
         if (value < 0 || value >= DPN_MAX_CLASSES)
-            return dpn_fail(DPN_ERR_INPUT, "%s: label %lld at index %zu, wanted 0 to %d", path, (long long)value, i,
-                            DPN_MAX_CLASSES - 1);
+            return dpn_fail(DPN_ERR_INPUT, "%s: label %lld at index %zu, wanted 0 to %d", path,
+                            (long long)value, i, DPN_MAX_CLASSES - 1);
         labels[i] = (int32_t)value;
         if ((size_t)value >= dataset->classes) dataset->classes = (size_t)value + 1;
     }
     return DPN_OK;
 }
 
-static enum dpn_status npy_read_labels(struct dpn_dataset *dataset, int part, const char *path, size_t samples,
-                                       const char *images_path)
+static enum dpn_status npy_read_labels(struct dpn_dataset *dataset, int part, const char *path,
+                                       size_t samples, const char *images_path)
 {
     struct npy_storage *storage = dataset->storage;
     struct dpn_npy npy;
@@ -64,10 +65,11 @@ static enum dpn_status npy_read_labels(struct dpn_dataset *dataset, int part, co
     enum dpn_status status = DPN_OK;
     dpn_npy_shape_text(&npy, shape, sizeof shape);
     if (npy.kind == 'f') status = dpn_fail(DPN_ERR_INPUT, "%s: labels are floats, wanted are integers", path);
-    else if (npy.rank != 1) status = dpn_fail(DPN_ERR_INPUT, "%s: shape %s, wanted is one label a sample", path, shape);
+    else if (npy.rank != 1)
+        status = dpn_fail(DPN_ERR_INPUT, "%s: shape %s, wanted is one label a sample", path, shape);
     else if (npy.elems != samples)
-        status = dpn_fail(DPN_ERR_INPUT, "%s holds %zu samples, but %s holds %zu labels", images_path, samples, path,
-                          npy.elems);
+        status = dpn_fail(DPN_ERR_INPUT, "%s holds %zu samples, but %s holds %zu labels", images_path,
+                          samples, path, npy.elems);
     if (status == DPN_OK && !(storage->labels[part] = malloc(samples * sizeof(int32_t))))
         status = dpn_fail(DPN_ERR_NOMEM, "%s: no memory for %zu labels", path, samples);
     if (status == DPN_OK) status = npy_convert_labels(dataset, path, &npy, storage->labels[part]);
@@ -81,19 +83,22 @@ static enum dpn_status npy_image_shape(const char *path, const struct dpn_npy *n
     char text[128];
     dpn_npy_shape_text(npy, text, sizeof text);
     if (!(npy->kind == 'u' && npy->item_bytes == 1) && !(npy->kind == 'f' && npy->item_bytes == 4))
-        return dpn_fail(DPN_ERR_INPUT, "%s: elements of type %c%zu, wanted are uint8 or float32", path, npy->kind,
-                        npy->item_bytes);
+        return dpn_fail(DPN_ERR_INPUT, "%s: elements of type %c%zu, wanted are uint8 or float32", path,
+                        npy->kind, npy->item_bytes);
     if (npy->rank < 2 || npy->rank > 4)
-        return dpn_fail(DPN_ERR_INPUT, "%s: shape %s, wanted is samples x [channels x] height x width", path, text);
+        return dpn_fail(DPN_ERR_INPUT, "%s: shape %s, wanted is samples x [channels x] height x width", path,
+                        text);
     if (npy->elems == 0) return dpn_fail(DPN_ERR_INPUT, "%s: shape %s holds nothing", path, text);
     shape[0] = npy->rank == 4 ? npy->dims[1] : 1;
     shape[1] = npy->rank == 2 ? 1 : npy->dims[npy->rank - 2];
     shape[2] = npy->dims[npy->rank - 1];
     if (shape[0] > DPN_MAX_CHANNELS)
-        return dpn_fail(DPN_ERR_INPUT, "%s: %zu channels, at most %d are taken (shape %s: channels come first)", path,
+        return dpn_fail(DPN_ERR_INPUT,
+                        "%s: %zu channels, at most %d are taken (shape %s: channels come first)", path,
                         shape[0], DPN_MAX_CHANNELS, text);
     if (npy->kind == 'f' && (uintptr_t)npy->data % sizeof(float) != 0)
-        return dpn_fail(DPN_ERR_INPUT, "%s: its floats are not aligned to 4 bytes; save it again with NumPy", path);
+        return dpn_fail(DPN_ERR_INPUT, "%s: its floats are not aligned to 4 bytes; save it again with NumPy",
+                        path);
     return DPN_OK;
 }
 
@@ -120,10 +125,11 @@ static enum dpn_status npy_read_part(struct dpn_dataset *dataset, int part, cons
     DPN_TRY(npy_image_shape(images_path, images, shape));
     if (part && (shape[0] != dataset->channels || shape[1] != dataset->height || shape[2] != dataset->width ||
                  images->kind != storage->images[0].kind))
-        return dpn_fail(DPN_ERR_INPUT, "%s: %s samples of %zux%zux%zu, but the training samples are %s of %zux%zux%zu",
+        return dpn_fail(DPN_ERR_INPUT,
+                        "%s: %s samples of %zux%zux%zu, but the training samples are %s of %zux%zux%zu",
                         images_path, images->kind == 'u' ? "uint8" : "float32", shape[0], shape[1], shape[2],
-                        storage->images[0].kind == 'u' ? "uint8" : "float32", dataset->channels, dataset->height,
-                        dataset->width);
+                        storage->images[0].kind == 'u' ? "uint8" : "float32", dataset->channels,
+                        dataset->height, dataset->width);
     dataset->channels = shape[0];
     dataset->height = shape[1];
     dataset->width = shape[2];
@@ -164,10 +170,12 @@ static enum dpn_status npy_open(const struct dpn_dataset_class *cls, const char 
 {
     (void)cls;
     if (!argument && !root[0])
-        return dpn_fail(DPN_ERR_USAGE, "--data npy: wanted npy:DIR, the folder of train_x.npy and train_y.npy");
+        return dpn_fail(DPN_ERR_USAGE,
+                        "--data npy: wanted npy:DIR, the folder of train_x.npy and train_y.npy");
     dataset->path = realpath(argument ? argument : root, NULL);
     if (!dataset->path)
-        return dpn_fail_errno(DPN_ERR_INPUT, errno, "--data npy:%s: cannot open the folder", argument ? argument : root);
+        return dpn_fail_errno(DPN_ERR_INPUT, errno, "--data npy:%s: cannot open the folder",
+                              argument ? argument : root);
     enum dpn_status status = DPN_OK;
     dataset->storage = calloc(1, sizeof(struct npy_storage));
     if (!dataset->storage) {

@@ -1,5 +1,5 @@
-/* NumPy's .npy form (numpy.lib.format): 93 "NUMPY", a version, a header that is a Python dictionary literal, then the
- * elements. Only what a data set needs is taken: little-endian or single-byte numbers, C order.
+/* NumPy's .npy form (numpy.lib.format): 93 "NUMPY", a version, a header that is a Python dictionary literal,
+ * then the elements. Only what a data set needs is taken: little-endian or single-byte numbers, C order.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +43,8 @@ static enum dpn_status npy_string(struct npy_text *text, char value[NPY_TEXT_BYT
     size_t n = 0;
     npy_blanks(text);
     char quote = text->at < text->end ? *text->at : 0;
-    if (quote != '\'' && quote != '"') return npy_bad(text, "a string is wanted (structured types are not read)");
+    if (quote != '\'' && quote != '"')
+        return npy_bad(text, "a string is wanted (structured types are not read)");
     for (text->at++; text->at < text->end && *text->at != quote; text->at++) {
         if (n + 1 >= NPY_TEXT_BYTES || *text->at == '\\') return npy_bad(text, "a string is too long");
         value[n++] = *text->at;
@@ -67,7 +68,8 @@ static enum dpn_status npy_number(struct npy_text *text, size_t *value)
     npy_blanks(text);
     const char *start = text->at;
     for (; text->at < text->end && *text->at >= '0' && *text->at <= '9'; text->at++)
-        if (__builtin_mul_overflow(n, (size_t)10, &n) || __builtin_add_overflow(n, (size_t)(*text->at - '0'), &n))
+        if (__builtin_mul_overflow(n, (size_t)10, &n) ||
+            __builtin_add_overflow(n, (size_t)(*text->at - '0'), &n))
             return npy_bad(text, "a size is too large");
     *value = n;
     return text->at > start ? DPN_OK : npy_bad(text, "a size is wanted");
@@ -92,8 +94,8 @@ static enum dpn_status npy_type(struct npy_text *text, struct dpn_npy *npy)
     DPN_TRY(npy_string(text, type));
     int known = strlen(type) == 3 && strchr("uif", type[1]) && strchr("1248", type[2]);
     if (known && type[0] == '>' && type[2] != '1')
-        return dpn_fail(DPN_ERR_INPUT, "%s: elements of type '%s' are big-endian; wanted is little-endian", text->path,
-                        type);
+        return dpn_fail(DPN_ERR_INPUT, "%s: elements of type '%s' are big-endian; wanted is little-endian",
+                        text->path, type);
     if (!known || !strchr("<|>", type[0]) || (type[1] == 'f' && type[2] == '1'))
         return dpn_fail(DPN_ERR_INPUT, "%s: elements of type '%s' are not read", text->path, type);
     npy->kind = type[1];
@@ -109,15 +111,20 @@ static enum dpn_status npy_header(struct npy_text *text, struct dpn_npy *npy)
     while (!npy_take(text, '}')) {
         DPN_TRY(npy_string(text, key));
         if (!npy_take(text, ':')) return npy_bad(text, "a colon is missing");
-        unsigned bit = !strcmp(key, "descr") ? 1 : !strcmp(key, "fortran_order") ? 2 : !strcmp(key, "shape") ? 4 : 8;
+        unsigned bit = !strcmp(key, "descr")           ? 1
+                       : !strcmp(key, "fortran_order") ? 2
+                       : !strcmp(key, "shape")         ? 4
+                                                       : 8;
         if (bit == 8 || (seen & bit)) return npy_bad(text, "an unknown or repeated key");
         seen |= bit;
         if (bit == 1) DPN_TRY(npy_type(text, npy));
         if (bit == 4) DPN_TRY(npy_shape(text, npy));
         if (bit == 2 && npy_word(text, "True"))
-            return dpn_fail(DPN_ERR_INPUT, "%s: is in Fortran order; wanted is C order (numpy.ascontiguousarray)",
+            return dpn_fail(DPN_ERR_INPUT,
+                            "%s: is in Fortran order; wanted is C order (numpy.ascontiguousarray)",
                             text->path);
-        if (bit == 2 && !npy_word(text, "False")) return npy_bad(text, "fortran_order is neither True nor False");
+        if (bit == 2 && !npy_word(text, "False"))
+            return npy_bad(text, "fortran_order is neither True nor False");
         if (!npy_take(text, ',') && !(text->at < text->end && *text->at == '}'))
             return npy_bad(text, "a comma is missing");
     }
@@ -133,12 +140,14 @@ static enum dpn_status npy_check_size(const char *path, struct dpn_npy *npy, siz
     size_t bytes;
     int overflow = 0;
     npy->elems = 1;
-    for (unsigned d = 0; d < npy->rank; d++) overflow |= __builtin_mul_overflow(npy->elems, npy->dims[d], &npy->elems);
+    for (unsigned d = 0; d < npy->rank; d++)
+        overflow |= __builtin_mul_overflow(npy->elems, npy->dims[d], &npy->elems);
     overflow |= __builtin_mul_overflow(npy->elems, npy->item_bytes, &bytes);
     dpn_npy_shape_text(npy, shape, sizeof shape);
     if (overflow || bytes != npy->map_bytes - offset)
         return dpn_fail(DPN_ERR_INPUT, "%s: %zu bytes of elements, but shape %s wants %s%zu", path,
-                        npy->map_bytes - offset, shape, overflow ? "more than " : "", overflow ? SIZE_MAX : bytes);
+                        npy->map_bytes - offset, shape, overflow ? "more than " : "",
+                        overflow ? SIZE_MAX : bytes);
     npy->data = (const uint8_t *)npy->map + offset;
     return DPN_OK;
 }
@@ -148,7 +157,8 @@ static enum dpn_status npy_parse(const char *path, struct dpn_npy *npy)
     const unsigned char *bytes = npy->map;
     if (npy->map_bytes < 10 || memcmp(bytes, "\x93NUMPY", 6) != 0) {
         if (npy->map_bytes >= 4 && memcmp(bytes, "PK\3\4", 4) == 0)
-            return dpn_fail(DPN_ERR_INPUT, "%s: is an .npz archive; wanted is a single array (numpy.save)", path);
+            return dpn_fail(DPN_ERR_INPUT, "%s: is an .npz archive; wanted is a single array (numpy.save)",
+                            path);
         return dpn_fail(DPN_ERR_INPUT, "%s: is not in NumPy's .npy form", path);
     }
     unsigned version = bytes[6];
@@ -169,7 +179,8 @@ static enum dpn_status npy_map(const char *path, int fd, struct dpn_npy *npy)
     struct stat st;
     if (fstat(fd, &st) != 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read", path);
     if (!S_ISREG(st.st_mode))
-        return dpn_fail(DPN_ERR_INPUT, "%s: is %s, not a file", path, S_ISDIR(st.st_mode) ? "a folder" : "special");
+        return dpn_fail(DPN_ERR_INPUT, "%s: is %s, not a file", path,
+                        S_ISDIR(st.st_mode) ? "a folder" : "special");
     if (st.st_size == 0) return dpn_fail(DPN_ERR_INPUT, "%s: is empty", path);
     void *map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (map == MAP_FAILED) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot map", path);

@@ -6,8 +6,8 @@
 /* Fewer channels than this do not fill the products of a transformed tile: measured, direct is faster. */
 enum { CONV_WINOGRAD_CHANNELS = 32 };
 
-const struct dpn_conv_algorithm *dpn_conv_choose(const struct dpn_kernels *kernels, const struct dpn_conv *conv,
-                                                 enum dpn_conv_pass pass)
+const struct dpn_conv_algorithm *dpn_conv_choose(const struct dpn_kernels *kernels,
+                                                 const struct dpn_conv *conv, enum dpn_conv_pass pass)
 {
     const struct dpn_conv_algorithm *const *list = kernels->conv;
     size_t fewest = conv->in_channels < conv->out_channels ? conv->in_channels : conv->out_channels;

@@ -1,20 +1,22 @@
 /* 2-D convolution (cross-correlation, as PyTorch's Conv2d) over a batch of samples, forward and backward.
  *
- * Activations are NHWC float32: sample n, pixel (y, x), channel c at n*sample_stride + (y*width + x)*cstride + c.
- * A cstride is the number of channels rounded up to 16, and the floats between are 0; only a model's input has
- * cstride = channels. Weights are the panel matrix of kernels.h with rows = taps*in_channels (row (ky*kernel_width
+ * Activations are NHWC float32: sample n, pixel (y, x), channel c at n*sample_stride + (y*width + x)*cstride
+ * + c. A cstride is the number of channels rounded up to 16, and the floats between are 0; only a model's
+ * input has cstride = channels. Weights are the panel matrix of kernels.h with rows = taps*in_channels (row
+ * (ky*kernel_width
  * + kx)*in_channels + c) and columns = out_channels.
  *
  * An algorithm does a pass in phases, each cut into items. Which items there are, and what an item computes,
- * depends on the shape (struct dpn_conv) and the instruction set alone; items of a phase are independent, a phase
- * begins when the one before is done. So any team gives the same bits. Items of one phase write disjoint memory.
+ * depends on the shape (struct dpn_conv) and the instruction set alone; items of a phase are independent, a
+ * phase begins when the one before is done. So any team gives the same bits. Items of one phase write
+ * disjoint memory.
  *
  * What batch norm would read or write again in passes of its own is done here while the data is in cache:
- *   source     x is read as it is, or as [relu](x*scale[c] + shift[c]): a batch norm's output that is never stored
- *   gradient   dy is read as it is, or as g*g_scale[c] + z*z_scale[c] + shift[c]: batch norm's input gradient
- *   moments    per block of output pixels: count, mean and sum of squared deviations of every channel
- *   mask_sums  for the data pass: the finished dx is masked by a ReLU and batch norm's two sums are taken of it
- * Padding pixels are exactly 0 whatever scale and shift say.
+ *   source     x is read as it is, or as [relu](x*scale[c] + shift[c]): a batch norm's output that is never
+ * stored gradient   dy is read as it is, or as g*g_scale[c] + z*z_scale[c] + shift[c]: batch norm's input
+ * gradient moments    per block of output pixels: count, mean and sum of squared deviations of every channel
+ *   mask_sums  for the data pass: the finished dx is masked by a ReLU and batch norm's two sums are taken of
+ * it Padding pixels are exactly 0 whatever scale and shift say.
  */
 #ifndef DPN_KERNELS_CONV_H
 #define DPN_KERNELS_CONV_H
@@ -26,7 +28,8 @@ enum { DPN_CONV_MAX_PHASES = 3 };
 /* Shape of one convolution. out_height = (in_height + 2*pad - kernel_height)/stride + 1, and so on. */
 struct dpn_conv {
     size_t samples;
-    size_t in_channels, in_cstride, in_height, in_width, in_stride; /* in_stride: floats from sample to sample */
+    size_t in_channels, in_cstride, in_height, in_width,
+        in_stride; /* in_stride: floats from sample to sample */
     size_t out_channels, out_cstride, out_height, out_width, out_stride;
     size_t kernel_height, kernel_width, stride, pad;
 };
@@ -52,13 +55,15 @@ struct dpn_gradient {
     const float *g_scale, *z_scale, *shift;
 };
 
-/* Of a finished gradient d of the layout of dx: it is set to 0 where the activation before it was not positive,
- * that is where y <= 0 or NaN (Y not NULL), or where z*scale[c] + shift[c] <= 0 or NaN (SCALE not NULL), or nowhere;
- * then SUMS gets, block by block, sum d and sum d*(z - mean[c]) over the block's pixels. */
+/* Of a finished gradient d of the layout of dx: it is set to 0 where the activation before it was not
+ * positive, that is where y <= 0 or NaN (Y not NULL), or where z*scale[c] + shift[c] <= 0 or NaN (SCALE not
+ * NULL), or nowhere; then SUMS gets, block by block, sum d and sum d*(z - mean[c]) over the block's pixels.
+ */
 struct dpn_mask_sums {
     const float *y;
     const float *z, *scale, *shift, *mean;
-    float *sums; /* dpn_block_floats(cstride) a block: sum d [cstride], sum d*(z-mean) [cstride], pixels, unused */
+    float *sums; /* dpn_block_floats(cstride) a block: sum d [cstride], sum d*(z-mean) [cstride], pixels,
+                    unused */
 };
 
 /* Floats of one block of moments or sums: two of CSTRIDE floats, then 16 of which the first is the number of
@@ -71,18 +76,18 @@ static inline size_t dpn_block_floats(size_t cstride)
 struct dpn_conv_args {
     const struct dpn_conv *conv;
     enum dpn_conv_pass pass;
-    struct dpn_source x;          /* forward, weights */
-    const float *weights;         /* forward, data */
-    const float *bias;            /* forward: [round16(out_channels)], or NULL */
-    int relu;                     /* forward: y = max(0, .) after the bias, NaN stays NaN */
-    float *y;                     /* forward */
-    float *moments;               /* forward: blocks() blocks of y as written, or NULL */
-    struct dpn_gradient dy;       /* data, weights */
-    float *dx;                    /* data */
-    int accumulate;               /* data: dx += */
-    struct dpn_mask_sums *mask;   /* data: or NULL; its sums: blocks() blocks */
-    float *dweights;              /* weights: overwritten, panel padding included (zeros) */
-    float *shared;                /* shared_floats() floats, 64-byte aligned, contents undefined between passes */
+    struct dpn_source x;        /* forward, weights */
+    const float *weights;       /* forward, data */
+    const float *bias;          /* forward: [round16(out_channels)], or NULL */
+    int relu;                   /* forward: y = max(0, .) after the bias, NaN stays NaN */
+    float *y;                   /* forward */
+    float *moments;             /* forward: blocks() blocks of y as written, or NULL */
+    struct dpn_gradient dy;     /* data, weights */
+    float *dx;                  /* data */
+    int accumulate;             /* data: dx += */
+    struct dpn_mask_sums *mask; /* data: or NULL; its sums: blocks() blocks */
+    float *dweights;            /* weights: overwritten, panel padding included (zeros) */
+    float *shared; /* shared_floats() floats, 64-byte aligned, contents undefined between passes */
 };
 
 struct dpn_conv_algorithm {
@@ -94,10 +99,11 @@ struct dpn_conv_algorithm {
     size_t (*private_floats)(const struct dpn_conv *conv, enum dpn_conv_pass pass);
     /* Number of items of PHASE, 0: the pass has no such phase, nor a later one. */
     size_t (*items)(const struct dpn_conv *conv, enum dpn_conv_pass pass, int phase);
-    /* Blocks of moments (forward) or sums (data): their pixels make up the tensor, each pixel in one block per
-     * channel. */
+    /* Blocks of moments (forward) or sums (data): their pixels make up the tensor, each pixel in one block
+     * per channel. */
     size_t (*blocks)(const struct dpn_conv *conv, enum dpn_conv_pass pass);
-    /* Items FIRST .. FIRST+COUNT-1 of PHASE. SCRATCH: private_floats() floats, 64-byte aligned, of this thread. */
+    /* Items FIRST .. FIRST+COUNT-1 of PHASE. SCRATCH: private_floats() floats, 64-byte aligned, of this
+     * thread. */
     void (*run)(const struct dpn_conv_args *args, int phase, size_t first, size_t count, float *scratch);
 };
 

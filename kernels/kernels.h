@@ -29,8 +29,8 @@ enum { DPN_PANEL_COLUMNS = 64 };
 size_t dpn_panel_elems(size_t rows, size_t columns);
 /* Offset of panel P's first float, and its row stride (64, or the last panel's round16 rest). */
 void dpn_panel(size_t rows, size_t columns, size_t p, size_t *offset, size_t *stride);
-/* The rows of a weight's panel matrix: TAPS (kernel positions, or pixels before a dense layer) of CHANNELS, in
- * steps of CSTRIDE >= channels rows (rows between are 0). PyTorch's order is [column][channel][tap]. */
+/* The rows of a weight's panel matrix: TAPS (kernel positions, or pixels before a dense layer) of CHANNELS,
+ * in steps of CSTRIDE >= channels rows (rows between are 0). PyTorch's order is [column][channel][tap]. */
 struct dpn_panel_rows {
     size_t taps, channels, cstride;
 };
@@ -73,8 +73,9 @@ struct dpn_adam {
     float inv_sqrt_bias2; /* 1 / sqrt(1 - beta2^t): p -= step_size * m / (sqrt(v)*inv_sqrt_bias2 + eps) */
 };
 
-/* Pooling over windows of KERNEL x KERNEL at steps of STRIDE, PAD pixels around (at most kernel/2). NHWC as in
- * conv.h; both sides have the same CSTRIDE, a multiple of 16. out = (in + 2*pad - kernel)/stride + 1 (floor). */
+/* Pooling over windows of KERNEL x KERNEL at steps of STRIDE, PAD pixels around (at most kernel/2). NHWC as
+ * in conv.h; both sides have the same CSTRIDE, a multiple of 16. out = (in + 2*pad - kernel)/stride + 1
+ * (floor). */
 struct dpn_pool {
     size_t samples, cstride;
     size_t in_height, in_width, in_stride, out_height, out_width, out_stride;
@@ -82,8 +83,8 @@ struct dpn_pool {
     int average; /* else maximum. PyTorch's AvgPool2d with count_include_pad: divides by kernel*kernel */
 };
 
-/* Batch norm's output: y = [relu](z*scale[c] + shift[c] + residual). RESIDUAL.x NULL: none; its own scale, shift
- * and relu as in conv.h. PIXELS x CSTRIDE, contiguous; CSTRIDE a multiple of 16. */
+/* Batch norm's output: y = [relu](z*scale[c] + shift[c] + residual). RESIDUAL.x NULL: none; its own scale,
+ * shift and relu as in conv.h. PIXELS x CSTRIDE, contiguous; CSTRIDE a multiple of 16. */
 struct dpn_bn_apply {
     size_t pixels, cstride;
     const float *z, *scale, *shift;
@@ -92,9 +93,9 @@ struct dpn_bn_apply {
     float *y; /* may be z or residual.x */
 };
 
-/* How a sample's raw pixels become an input: window (TOP, LEFT) of HEIGHT x WIDTH of the image with zeros (raw
- * ones) around it, mirrored left to right if FLIP, then value*scale[c] + shift[c]. One of U8 and F32 is NULL; CHW.
- * OUT: HWC, cstride = channels. */
+/* How a sample's raw pixels become an input: window (TOP, LEFT) of HEIGHT x WIDTH of the image with zeros
+ * (raw ones) around it, mirrored left to right if FLIP, then value*scale[c] + shift[c]. One of U8 and F32 is
+ * NULL; CHW. OUT: HWC, cstride = channels. */
 struct dpn_image {
     size_t channels, height, width;
     const uint8_t *u8;
@@ -157,17 +158,18 @@ struct dpn_kernels {
     const struct dpn_conv_algorithm *const *conv;
 
     /* ---- batch norm over PIXELS x CSTRIDE (contiguous) ---- */
-    /* Count, mean, sum of squared deviations of every channel: one block as conv.h defines it. In float32, two
-     * passes or an equivalent that does not cancel. */
+    /* Count, mean, sum of squared deviations of every channel: one block as conv.h defines it. In float32,
+     * two passes or an equivalent that does not cancel. */
     void (*moments)(size_t pixels, size_t cstride, const float *x, float *block);
-    /* BLOCKS blocks, ascending, by Chan's rule in double: out[0] count, then mean [cstride], then sum of squared
-     * deviations [cstride]. A block with 0 pixels changes nothing. */
+    /* BLOCKS blocks, ascending, by Chan's rule in double: out[0] count, then mean [cstride], then sum of
+     * squared deviations [cstride]. A block with 0 pixels changes nothing. */
     void (*moments_combine)(size_t blocks, size_t cstride, const float *moments, double *out);
     void (*bn_apply)(const struct dpn_bn_apply *args);
-    /* Masks D (in place) and takes its sums: one block of mask->sums as conv.h says (there: y, z are pixels 0.. of
-     * this piece too). */
+    /* Masks D (in place) and takes its sums: one block of mask->sums as conv.h says (there: y, z are pixels
+     * 0.. of this piece too). */
     void (*mask_sums)(size_t pixels, size_t cstride, float *d, const struct dpn_mask_sums *mask);
-    /* BLOCKS blocks of sums, ascending, in double: out[0] pixels, then the first sums [cstride], then the second. */
+    /* BLOCKS blocks of sums, ascending, in double: out[0] pixels, then the first sums [cstride], then the
+     * second. */
     void (*sums_combine)(size_t blocks, size_t cstride, const float *sums, double *out);
     /* dz = g*g_scale[c] + z*z_scale[c] + shift[c]; dz may be g. */
     void (*bn_grad)(size_t pixels, size_t cstride, const struct dpn_gradient *dy, float *dz);
@@ -175,15 +177,15 @@ struct dpn_kernels {
     /* ---- pooling: samples FIRST .. FIRST+COUNT-1 ---- */
     /* Maximum: the first largest in window order, NaN wins; padding never wins. */
     void (*pool)(const struct dpn_pool *pool, size_t first, size_t count, const float *x, float *y);
-    /* dx overwritten, padding channels included. The maximum's gradient goes to the first element of the window that
-     * equals it (NaN: the first NaN). */
+    /* dx overwritten, padding channels included. The maximum's gradient goes to the first element of the
+     * window that equals it (NaN: the first NaN). */
     void (*pool_grad)(const struct dpn_pool *pool, size_t first, size_t count, const float *x, const float *y,
                       const float *dy, float *dx);
 
     void (*image)(const struct dpn_image *image);
 
-    /* For measuring: N times some hundred independent vector multiply-adds in registers; returns their flops. RESULT: one
-     * float, read and written. */
+    /* For measuring: N times some hundred independent vector multiply-adds in registers; returns their flops.
+     * RESULT: one float, read and written. */
     double (*peak)(size_t n, float *result);
 
     enum dpn_conv_choice conv_choice; /* which of them dpn_conv_choose takes */
@@ -199,10 +201,10 @@ extern const struct dpn_kernels dpn_kernels_ref;
  * DPN_ERR_USAGE naming --isa. */
 enum dpn_status dpn_kernels_select(const char *isa, const struct dpn_kernels **kernels);
 
-/* The algorithm for a pass of CONV: a function of the table and the shape of a sample, never of the number of samples.
- * Never NULL. conv.c. */
-const struct dpn_conv_algorithm *dpn_conv_choose(const struct dpn_kernels *kernels, const struct dpn_conv *conv,
-                                                 enum dpn_conv_pass pass);
+/* The algorithm for a pass of CONV: a function of the table and the shape of a sample, never of the number of
+ * samples. Never NULL. conv.c. */
+const struct dpn_conv_algorithm *dpn_conv_choose(const struct dpn_kernels *kernels,
+                                                 const struct dpn_conv *conv, enum dpn_conv_pass pass);
 
 /* OpenBLAS, loaded at run time: kernels/cpu/blas_openblas.c. For comparison and for CPUs that only it
  * knows: on those measured, no shape of this project's layers was faster with it than with the table's own

@@ -1,29 +1,30 @@
-/* The Winograd convolution F(4x4,3x3) for 3x3 windows at stride 1: forward and, with turned filters, the data pass. The
- * weights pass is in conv_f4x4_weights.c.
+/* The Winograd convolution F(4x4,3x3) for 3x3 windows at stride 1: forward and, with turned filters, the data
+ * pass. The weights pass is in conv_f4x4_weights.c.
  *
- * Idea: blocks of tiles that stay in L2 with their 36 products (narrow), or, where there are few tiles and many
- * channels (wide), all tiles at once and filters transformed on the way, a panel of outputs at a time, for the
- * transformed filters would not fit into any cache. Cost: 36 multiplications per 16 outputs and pair of channels, and the
- * transforms. Determinism: block sizes come from the shape; each output is one chain over channels. Limits: channels
- * in whole vectors of 16; the error is some 10 times that of the direct sum (docs/RESULTS.md).
+ * Idea: blocks of tiles that stay in L2 with their 36 products (narrow), or, where there are few tiles and
+ * many channels (wide), all tiles at once and filters transformed on the way, a panel of outputs at a time,
+ * for the transformed filters would not fit into any cache. Cost: 36 multiplications per 16 outputs and pair
+ * of channels, and the transforms. Determinism: block sizes come from the shape; each output is one chain
+ * over channels. Limits: channels in whole vectors of 16; the error is about twice that of the direct sum
+ * (docs/RESULTS.md).
  */
 #include <assert.h>
 
 #include "kernels/cpu/conv_f4x4.h"
 
 enum {
-    F4_WIDE_TILES = 128,            /* at most, of the wide way */
-    F4_WIDE_FILTERS = 4 << 20,      /* floats of transformed filters, from which on it is taken */
-    F4_WIDE_CHANNELS = 64,          /* input channels whose filters are transformed at once */
-    F4_WIDE_BLOCK = 8,              /* tiles of an item of its first phase */
-    F4_STREAM_FLOATS = 2 << 20,     /* outputs larger than this go past the caches */
-    F4_FILTER_CHANNELS = 16,        /* of an item of the narrow way's first phase */
+    F4_WIDE_TILES = 128,        /* at most, of the wide way */
+    F4_WIDE_FILTERS = 4 << 20,  /* floats of transformed filters, from which on it is taken */
+    F4_WIDE_CHANNELS = 64,      /* input channels whose filters are transformed at once */
+    F4_WIDE_BLOCK = 8,          /* tiles of an item of its first phase */
+    F4_STREAM_FLOATS = 2 << 20, /* outputs larger than this go past the caches */
+    F4_FILTER_CHANNELS = 16,    /* of an item of the narrow way's first phase */
 };
 
 /* A pass seen as one from images of `in` channels to images of `out` channels. */
 struct f4_pass {
     struct f4_images in, out;
-    struct f4_tiling tiling; /* of the output */
+    struct f4_tiling tiling;   /* of the output */
     size_t pad, panels, block; /* block: tiles of an item */
     int data, wide;
 };
@@ -34,8 +35,8 @@ static size_t f4_panel_width(const struct f4_pass *pass, size_t panel)
     return left < DPN_PANEL_COLUMNS ? left : DPN_PANEL_COLUMNS;
 }
 
-/* Tiles of a block: transformed input and one panel of products fill about half of L2; a multiple of the product's
- * rows; and enough blocks for a team. */
+/* Tiles of a block: transformed input and one panel of products fill about half of L2; a multiple of the
+ * product's rows; and enough blocks for a team. */
 static size_t f4_block(size_t in, size_t tiles)
 {
     size_t most = in <= 64 ? 36 : in <= 128 ? 36 : in <= 256 ? 36 : 24;
@@ -49,10 +50,14 @@ static struct f4_pass f4_pass(const struct dpn_conv *conv, enum dpn_conv_pass wh
     const struct f4_images x = {conv->in_height, conv->in_width, conv->in_cstride, conv->in_stride};
     const struct f4_images y = {conv->out_height, conv->out_width, conv->out_cstride, conv->out_stride};
     int data = which == DPN_CONV_DATA;
-    struct f4_pass pass = {.in = data ? y : x, .out = data ? x : y, .pad = data ? 2 - conv->pad : conv->pad, .data = data};
+    struct f4_pass pass = {.in = data ? y : x,
+                           .out = data ? x : y,
+                           .pad = data ? 2 - conv->pad : conv->pad,
+                           .data = data};
     pass.tiling = f4_tiles(conv->samples, pass.out.height, pass.out.width);
     pass.panels = (pass.out.cstride + DPN_PANEL_COLUMNS - 1) / DPN_PANEL_COLUMNS;
-    pass.wide = pass.tiling.n <= F4_WIDE_TILES && F4_POINTS * pass.in.cstride * pass.out.cstride >= F4_WIDE_FILTERS;
+    pass.wide = pass.tiling.n <= F4_WIDE_TILES &&
+                F4_POINTS * pass.in.cstride * pass.out.cstride >= F4_WIDE_FILTERS;
     pass.block = pass.wide ? F4_WIDE_BLOCK : f4_block(pass.in.cstride, pass.tiling.n);
     return pass;
 }
@@ -91,7 +96,8 @@ static size_t f4_shared_floats(const struct dpn_conv *conv, enum dpn_conv_pass w
     const struct f4_pass pass = f4_pass(conv, which);
     if (pass.wide) return f4_wide_slices(&pass) * F4_POINTS * f4_plane(pass.tiling.n, F4_WIDE_CHANNELS);
     size_t floats = 0;
-    for (size_t p = 0; p < pass.panels; p++) floats += F4_POINTS * f4_plane(pass.in.cstride, f4_panel_width(&pass, p));
+    for (size_t p = 0; p < pass.panels; p++)
+        floats += F4_POINTS * f4_plane(pass.in.cstride, f4_panel_width(&pass, p));
     return floats;
 }
 
@@ -100,7 +106,8 @@ static size_t f4_private_floats(const struct dpn_conv *conv, enum dpn_conv_pass 
     if (which == DPN_CONV_WEIGHTS) return DPN_ISA_SYMBOL(f4_weights_private)(conv);
     const struct f4_pass pass = f4_pass(conv, which);
     size_t m = f4_plane(pass.wide ? pass.tiling.n : pass.block, DPN_PANEL_COLUMNS);
-    size_t other = pass.wide ? f4_plane(F4_WIDE_CHANNELS, DPN_PANEL_COLUMNS) : f4_plane(pass.block, pass.in.cstride);
+    size_t other = pass.wide ? f4_plane(F4_WIDE_CHANNELS, DPN_PANEL_COLUMNS)
+                             : f4_plane(pass.block, pass.in.cstride);
     return F4_POINTS * (m + other);
 }
 
@@ -130,8 +137,8 @@ static struct f4_input f4_pass_input(const struct dpn_conv_args *args, const str
 }
 
 /* Block BLOCK of moments or sums. */
-static struct f4_output f4_pass_output(const struct dpn_conv_args *args, const struct f4_pass *pass, size_t block,
-                                       struct dpn_mask_sums *mask)
+static struct f4_output f4_pass_output(const struct dpn_conv_args *args, const struct f4_pass *pass,
+                                       size_t block, struct dpn_mask_sums *mask)
 {
     struct f4_output output = {.images = pass->out, .tiling = pass->tiling};
     size_t at = block * dpn_block_floats(pass->out.cstride);
@@ -154,8 +161,8 @@ static struct f4_output f4_pass_output(const struct dpn_conv_args *args, const s
 }
 
 /* The 36 products [TILES][CHANNELS] x [CHANNELS][WIDTH]. */
-static void f4_products(size_t tiles, size_t channels, size_t width, const float *v, size_t v_plane, const float *u,
-                        size_t u_plane, float *m, size_t m_plane, int accumulate)
+static void f4_products(size_t tiles, size_t channels, size_t width, const float *v, size_t v_plane,
+                        const float *u, size_t u_plane, float *m, size_t m_plane, int accumulate)
 {
     for (size_t xi = 0; xi < F4_POINTS; xi++) {
         struct dpn_gemm gemm = {
@@ -186,7 +193,8 @@ static void f4_narrow_filters(const struct dpn_conv_args *args, const struct f4_
      u + piece * F4_FILTER_CHANNELS * width, f4_plane(pass->in.cstride, width));
 }
 
-static void f4_narrow_block(const struct dpn_conv_args *args, const struct f4_pass *pass, size_t block, float *scratch)
+static void f4_narrow_block(const struct dpn_conv_args *args, const struct f4_pass *pass, size_t block,
+                            float *scratch)
 {
     const struct f4_input input = f4_pass_input(args, pass);
     struct dpn_mask_sums mask;
@@ -219,7 +227,8 @@ static void f4_wide_input(const struct dpn_conv_args *args, const struct f4_pass
     }
 }
 
-static void f4_wide_panel(const struct dpn_conv_args *args, const struct f4_pass *pass, size_t panel, float *scratch)
+static void f4_wide_panel(const struct dpn_conv_args *args, const struct f4_pass *pass, size_t panel,
+                          float *scratch)
 {
     struct dpn_mask_sums mask;
     const struct f4_output output = f4_pass_output(args, pass, 0, &mask);

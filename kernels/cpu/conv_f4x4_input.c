@@ -1,6 +1,6 @@
-/* F(4x4,3x3): from images to the transform's domain: input tiles (B^T d B), gradient tiles (A dY A^T), and filters
- * (G g G^T). Memory-bound but for the few dozen additions a vector; what batch norm would do to the data is done as it
- * is loaded. Tile by tile, vector by vector: nothing depends on how tiles are grouped.
+/* F(4x4,3x3): from images to the transform's domain: input tiles (B^T d B), gradient tiles (A dY A^T), and
+ * filters (G g G^T). Memory-bound but for the few dozen additions a vector; what batch norm would do to the
+ * data is done as it is loaded. Tile by tile, vector by vector: nothing depends on how tiles are grouped.
  */
 #include <string.h>
 
@@ -13,7 +13,8 @@ struct f4_constants {
     dpn_vec scale, z_scale, shift;
 };
 
-static DPN_ALWAYS_INLINE struct f4_constants f4_constants(const struct f4_input *input, enum f4_form form, size_t c)
+static DPN_ALWAYS_INLINE struct f4_constants f4_constants(const struct f4_input *input, enum f4_form form,
+                                                          size_t c)
 {
     struct f4_constants k = {{0}, {0}, {0}};
     if (form == F4_SOURCE) {
@@ -47,7 +48,8 @@ struct f4_place {
 };
 
 /* SIDE: pixels of a tile's side; its first row is STEP*row - pad. */
-static DPN_ALWAYS_INLINE void f4_range(size_t tile, size_t pad, size_t side, size_t length, size_t *begin, size_t *end)
+static DPN_ALWAYS_INLINE void f4_range(size_t tile, size_t pad, size_t side, size_t length, size_t *begin,
+                                       size_t *end)
 {
     ptrdiff_t first = (ptrdiff_t)(tile * F4_OUT) - (ptrdiff_t)pad, left = (ptrdiff_t)length - first;
     *begin = first < 0 ? (size_t)-first : 0;
@@ -55,15 +57,17 @@ static DPN_ALWAYS_INLINE void f4_range(size_t tile, size_t pad, size_t side, siz
     if (*end < *begin) *end = *begin;
 }
 
-static DPN_ALWAYS_INLINE struct f4_place f4_place(const struct f4_images *images, const struct f4_tiling *tiling,
-                                                  size_t pad, size_t side, size_t tile)
+static DPN_ALWAYS_INLINE struct f4_place f4_place(const struct f4_images *images,
+                                                  const struct f4_tiling *tiling, size_t pad, size_t side,
+                                                  size_t tile)
 {
     size_t per_image = tiling->rows * tiling->columns, sample = tile / per_image, rest = tile % per_image;
     size_t row = rest / tiling->columns, column = rest % tiling->columns;
     struct f4_place place;
     f4_range(row, pad, side, images->height, &place.row_begin, &place.row_end);
     f4_range(column, pad, side, images->width, &place.column_begin, &place.column_end);
-    ptrdiff_t y = (ptrdiff_t)(row * F4_OUT) - (ptrdiff_t)pad, x = (ptrdiff_t)(column * F4_OUT) - (ptrdiff_t)pad;
+    ptrdiff_t y = (ptrdiff_t)(row * F4_OUT) - (ptrdiff_t)pad,
+              x = (ptrdiff_t)(column * F4_OUT) - (ptrdiff_t)pad;
     place.at = (ptrdiff_t)(sample * images->stride) +
                (y * (ptrdiff_t)images->width + x) * (ptrdiff_t)images->cstride;
     return place;
@@ -73,7 +77,8 @@ static DPN_ALWAYS_INLINE struct f4_place f4_place(const struct f4_images *images
 
 static DPN_ALWAYS_INLINE void f4_b(const dpn_vec d[6], dpn_vec out[6])
 {
-    const dpn_vec p = dpn_vec_set(F4_P), q = dpn_vec_set(F4_Q), p2 = dpn_vec_set(F4_P2), q2 = dpn_vec_set(F4_Q2);
+    const dpn_vec p = dpn_vec_set(F4_P), q = dpn_vec_set(F4_Q), p2 = dpn_vec_set(F4_P2),
+                  q2 = dpn_vec_set(F4_Q2);
     const dpn_vec product = dpn_vec_set(F4_P2 * F4_Q2), sum = dpn_vec_set(F4_P2 + F4_Q2);
     dpn_vec even_p = dpn_vec_fma(-q2, d[2], d[4]), odd_p = dpn_vec_fma(-q2, d[1], d[3]);
     dpn_vec even_q = dpn_vec_fma(-p2, d[2], d[4]), odd_q = dpn_vec_fma(-p2, d[1], d[3]);
@@ -87,7 +92,8 @@ static DPN_ALWAYS_INLINE void f4_b(const dpn_vec d[6], dpn_vec out[6])
 
 static DPN_ALWAYS_INLINE void f4_a(const dpn_vec d[4], dpn_vec out[6])
 {
-    const dpn_vec p = dpn_vec_set(F4_P), q = dpn_vec_set(F4_Q), p2 = dpn_vec_set(F4_P2), q2 = dpn_vec_set(F4_Q2);
+    const dpn_vec p = dpn_vec_set(F4_P), q = dpn_vec_set(F4_Q), p2 = dpn_vec_set(F4_P2),
+                  q2 = dpn_vec_set(F4_Q2);
     const dpn_vec p3 = dpn_vec_set(F4_P3), q3 = dpn_vec_set(F4_Q3);
     dpn_vec even_p = dpn_vec_fma(p2, d[2], d[0]), odd_p = dpn_vec_fma(p3, d[3], p * d[1]);
     dpn_vec even_q = dpn_vec_fma(q2, d[2], d[0]), odd_q = dpn_vec_fma(q3, d[3], q * d[1]);
@@ -102,8 +108,10 @@ static DPN_ALWAYS_INLINE void f4_a(const dpn_vec d[4], dpn_vec out[6])
 static DPN_ALWAYS_INLINE void f4_g(const dpn_vec g[3], dpn_vec out[6])
 {
     const dpn_vec p2 = dpn_vec_set(F4_P2), q2 = dpn_vec_set(F4_Q2);
-    dpn_vec even_p = dpn_vec_fma(p2, g[2], g[0]) * dpn_vec_set(F4_GP), odd_p = g[1] * dpn_vec_set(F4_P * F4_GP);
-    dpn_vec even_q = dpn_vec_fma(q2, g[2], g[0]) * dpn_vec_set(F4_GQ), odd_q = g[1] * dpn_vec_set(F4_Q * F4_GQ);
+    dpn_vec even_p = dpn_vec_fma(p2, g[2], g[0]) * dpn_vec_set(F4_GP),
+            odd_p = g[1] * dpn_vec_set(F4_P * F4_GP);
+    dpn_vec even_q = dpn_vec_fma(q2, g[2], g[0]) * dpn_vec_set(F4_GQ),
+            odd_q = g[1] * dpn_vec_set(F4_Q * F4_GQ);
     out[0] = g[0] * dpn_vec_set(F4_G0);
     out[1] = even_p + odd_p;
     out[2] = even_p - odd_p;
@@ -115,8 +123,9 @@ static DPN_ALWAYS_INLINE void f4_g(const dpn_vec g[3], dpn_vec out[6])
 /* ---- input tiles ---- */
 
 /* One vector of channels of one tile. WHOLE: no pixel of it is outside the image. */
-static DPN_ALWAYS_INLINE void f4_input_vector(const struct f4_input *input, const struct f4_place *place, size_t c,
-                                              enum f4_form form, int relu, int whole, float *v, size_t plane)
+static DPN_ALWAYS_INLINE void f4_input_vector(const struct f4_input *input, const struct f4_place *place,
+                                              size_t c, enum f4_form form, int relu, int whole, float *v,
+                                              size_t plane)
 {
     const size_t step = input->images.cstride, row = input->images.width * step;
     const struct f4_constants k = f4_constants(input, form, c);
@@ -152,7 +161,8 @@ static DPN_ALWAYS_INLINE void f4_input_vector(const struct f4_input *input, cons
 }
 
 static DPN_ALWAYS_INLINE void f4_input_tile(const struct f4_input *input, size_t tile, size_t first_channel,
-                                            size_t channels, enum f4_form form, int relu, float *v, size_t plane)
+                                            size_t channels, enum f4_form form, int relu, float *v,
+                                            size_t plane)
 {
     const struct f4_place place = f4_place(&input->images, &input->tiling, input->pad, F4_IN, tile);
     const int whole = place.row_begin == 0 && place.row_end == F4_IN && place.column_begin == 0 &&
@@ -170,7 +180,8 @@ void DPN_ISA_SYMBOL(f4_input)(const struct f4_input *input, size_t first, size_t
 {
     for (size_t t = 0; t < tiles; t++, v += channels) {
         size_t tile = first + t;
-        if (input->form == F4_PLAIN) f4_input_tile(input, tile, first_channel, channels, F4_PLAIN, 0, v, plane);
+        if (input->form == F4_PLAIN)
+            f4_input_tile(input, tile, first_channel, channels, F4_PLAIN, 0, v, plane);
         else if (input->form == F4_GRADIENT)
             f4_input_tile(input, tile, first_channel, channels, F4_GRADIENT, 0, v, plane);
         else if (input->x.relu) f4_input_tile(input, tile, first_channel, channels, F4_SOURCE, 1, v, plane);
@@ -180,8 +191,8 @@ void DPN_ISA_SYMBOL(f4_input)(const struct f4_input *input, size_t first, size_t
 
 /* ---- gradient tiles ---- */
 
-static DPN_ALWAYS_INLINE void f4_gradient_vector(const struct f4_input *input, const struct f4_place *place, size_t c,
-                                                 enum f4_form form, float *out_d, size_t plane)
+static DPN_ALWAYS_INLINE void f4_gradient_vector(const struct f4_input *input, const struct f4_place *place,
+                                                 size_t c, enum f4_form form, float *out_d, size_t plane)
 {
     const size_t step = input->images.cstride, row = input->images.width * step;
     const struct f4_constants k = f4_constants(input, form, c);
@@ -207,8 +218,8 @@ static DPN_ALWAYS_INLINE void f4_gradient_vector(const struct f4_input *input, c
     }
 }
 
-void DPN_ISA_SYMBOL(f4_gradient)(const struct f4_input *input, size_t first, size_t tiles, size_t first_channel,
-                                 size_t channels, float *d, size_t plane)
+void DPN_ISA_SYMBOL(f4_gradient)(const struct f4_input *input, size_t first, size_t tiles,
+                                 size_t first_channel, size_t channels, float *d, size_t plane)
 {
     for (size_t t = 0; t < tiles; t++, d += channels) {
         struct f4_place place = f4_place(&input->images, &input->tiling, 0, F4_OUT, first + t);
@@ -264,9 +275,12 @@ typedef float f4_quad_any __attribute__((vector_size(16), aligned(4), may_alias)
 static DPN_ALWAYS_INLINE void f4_turn4(const float *from, size_t from_row, float *to, size_t to_row)
 {
     f4_quad r0 = *(const f4_quad_any *)from, r1 = *(const f4_quad_any *)(from + from_row);
-    f4_quad r2 = *(const f4_quad_any *)(from + 2 * from_row), r3 = *(const f4_quad_any *)(from + 3 * from_row);
-    f4_quad low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5), low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-    f4_quad high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7), high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+    f4_quad r2 = *(const f4_quad_any *)(from + 2 * from_row),
+            r3 = *(const f4_quad_any *)(from + 3 * from_row);
+    f4_quad low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5),
+            low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
+    f4_quad high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7),
+            high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
     *(f4_quad_any *)to = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
     *(f4_quad_any *)(to + to_row) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
     *(f4_quad_any *)(to + 2 * to_row) = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);

@@ -1,8 +1,8 @@
-/* F(4x4,3x3): from the transform's domain to images (A^T M A), and what is done to a finished tile while it is in
- * registers: bias, ReLU, addition to what is there, batch norm's moments or masked sums.
+/* F(4x4,3x3): from the transform's domain to images (A^T M A), and what is done to a finished tile while it
+ * is in registers: bias, ReLU, addition to what is there, batch norm's moments or masked sums.
  *
- * Moments of a block are taken about the block's first pixel, so that they do not cancel. Sums run over the block's
- * pixels in order, in as many chains as a vector has lanes.
+ * Moments of a block are taken about the block's first pixel, so that they do not cancel. Sums run over the
+ * block's pixels in order, in as many chains as a vector has lanes.
  */
 #include <string.h>
 
@@ -12,7 +12,8 @@ enum { F4_OUT_MAX_CHANNELS = DPN_PANEL_COLUMNS };
 
 static DPN_ALWAYS_INLINE void f4_at(const dpn_vec m[6], dpn_vec out[4])
 {
-    const dpn_vec p = dpn_vec_set(F4_P), q = dpn_vec_set(F4_Q), p2 = dpn_vec_set(F4_P2), q2 = dpn_vec_set(F4_Q2);
+    const dpn_vec p = dpn_vec_set(F4_P), q = dpn_vec_set(F4_Q), p2 = dpn_vec_set(F4_P2),
+                  q2 = dpn_vec_set(F4_Q2);
     const dpn_vec p3 = dpn_vec_set(F4_P3), q3 = dpn_vec_set(F4_Q3);
     dpn_vec even_p = m[1] + m[2], odd_p = m[1] - m[2], even_q = m[3] + m[4], odd_q = m[3] - m[4];
     out[0] = m[0] + even_p + even_q;
@@ -39,13 +40,14 @@ struct f4_tile {
     int first; /* of its block */
 };
 
-static DPN_ALWAYS_INLINE dpn_vec f4_finish(const struct f4_output *output, const struct f4_job job, ptrdiff_t at,
-                                           size_t channel, dpn_vec y)
+static DPN_ALWAYS_INLINE dpn_vec f4_finish(const struct f4_output *output, const struct f4_job job,
+                                           ptrdiff_t at, size_t channel, dpn_vec y)
 {
     if (job.accumulate) y += dpn_vec_load(output->y + at);
     if (job.mask == F4_MASK_Y) y = dpn_vec_where_positive(dpn_vec_load(output->mask->y + at), y);
     if (job.mask == F4_MASK_Z) {
-        dpn_vec active = dpn_vec_fma(dpn_vec_load(output->mask->z + at), dpn_vec_load(output->mask->scale + channel),
+        dpn_vec active = dpn_vec_fma(dpn_vec_load(output->mask->z + at),
+                                     dpn_vec_load(output->mask->scale + channel),
                                      dpn_vec_load(output->mask->shift + channel));
         y = dpn_vec_where_positive(active, y);
     }
@@ -58,8 +60,8 @@ static DPN_ALWAYS_INLINE dpn_vec f4_finish(const struct f4_output *output, const
 
 /* One vector of channels of one tile. C: within the panel. */
 static DPN_ALWAYS_INLINE void f4_output_vector(const struct f4_output *output, const struct f4_job job,
-                                               const struct f4_tile *tile, size_t channel, size_t c, const float *m,
-                                               size_t plane, const struct f4_sums *sums)
+                                               const struct f4_tile *tile, size_t channel, size_t c,
+                                               const float *m, size_t plane, const struct f4_sums *sums)
 {
     const size_t step = output->images.cstride, row = output->images.width * step;
     dpn_vec t[F4_OUT][F4_IN], column[F4_IN], out[F4_OUT];
@@ -105,9 +107,10 @@ static DPN_ALWAYS_INLINE void f4_output_vector(const struct f4_output *output, c
     }
 }
 
-static DPN_ALWAYS_INLINE void f4_output_tiles(const struct f4_output *output, const struct f4_job job, size_t first,
-                                              size_t tiles, size_t first_channel, size_t channels, const float *m,
-                                              size_t plane, const struct f4_sums *sums, size_t *pixels)
+static DPN_ALWAYS_INLINE void f4_output_tiles(const struct f4_output *output, const struct f4_job job,
+                                              size_t first, size_t tiles, size_t first_channel,
+                                              size_t channels, const float *m, size_t plane,
+                                              const struct f4_sums *sums, size_t *pixels)
 {
     const struct f4_tiling *tiling = &output->tiling;
     const struct f4_images *images = &output->images;
@@ -128,8 +131,8 @@ static DPN_ALWAYS_INLINE void f4_output_tiles(const struct f4_output *output, co
 }
 
 /* The block's sums as conv.h wants them. */
-static void f4_output_moments(const struct f4_output *output, size_t first_channel, size_t channels, size_t pixels,
-                              const struct f4_sums *sums)
+static void f4_output_moments(const struct f4_output *output, size_t first_channel, size_t channels,
+                              size_t pixels, const struct f4_sums *sums)
 {
     float *mean = output->moments + first_channel, *squares = mean + output->images.cstride;
     for (size_t c = 0; c < channels; c++) {
@@ -140,8 +143,8 @@ static void f4_output_moments(const struct f4_output *output, size_t first_chann
     output->moments[2 * output->images.cstride] = (float)pixels;
 }
 
-static void f4_output_sums(const struct f4_output *output, size_t first_channel, size_t channels, size_t pixels,
-                           const struct f4_sums *sums)
+static void f4_output_sums(const struct f4_output *output, size_t first_channel, size_t channels,
+                           size_t pixels, const struct f4_sums *sums)
 {
     float *block = output->mask->sums;
     memcpy(block + first_channel, sums->first, channels * sizeof *block);
@@ -150,11 +153,12 @@ static void f4_output_sums(const struct f4_output *output, size_t first_channel,
 }
 
 /* The right copy of the code. */
-#define F4_RUN(...) f4_output_tiles(output, (struct f4_job){__VA_ARGS__}, first, tiles, first_channel, channels, m, plane, \
-                                    &sums, &pixels)
+#define F4_RUN(...)                                                                                        \
+    f4_output_tiles(output, (struct f4_job){__VA_ARGS__}, first, tiles, first_channel, channels, m, plane, \
+                    &sums, &pixels)
 
-void DPN_ISA_SYMBOL(f4_output)(const struct f4_output *output, size_t first, size_t tiles, size_t first_channel,
-                               size_t channels, const float *m, size_t plane)
+void DPN_ISA_SYMBOL(f4_output)(const struct f4_output *output, size_t first, size_t tiles,
+                               size_t first_channel, size_t channels, const float *m, size_t plane)
 {
     _Alignas(64) float room[3][F4_OUT_MAX_CHANNELS] = {{0}};
     const struct f4_sums sums = {room[0], room[1], room[2]};

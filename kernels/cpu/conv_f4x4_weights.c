@@ -1,9 +1,9 @@
 /* F(4x4,3x3): the weights pass, dW = G^T [sum over tiles of (B^T d B) (A dY A^T)] G.
  *
- * Idea: for a block of 64 input and 64 output channels the 36 sums (590 KB) stay in L2 while all tiles go by, some dozen at
- * a time; their transforms are computed again for every block, which costs less than storing them. Where there are
- * few blocks, a fixed number of contiguous parts of the tiles are summed apart, for teams, and added in order.
- * Determinism: block, parts and their order come from the shape alone.
+ * Idea: for a block of 64 input and 64 output channels the 36 sums (590 KB) stay in L2 while all tiles go by,
+ * some dozen at a time; their transforms are computed again for every block, which costs less than storing
+ * them. Where there are few blocks, a fixed number of contiguous parts of the tiles are summed apart, for
+ * teams, and added in order. Determinism: block, parts and their order come from the shape alone.
  */
 #include "core/team.h"
 
@@ -58,8 +58,8 @@ size_t DPN_ISA_SYMBOL(f4_weights_items)(const struct dpn_conv *conv, int phase)
 }
 
 /* SUMS[36][64][width] of part PART. */
-static void f4w_sum(const struct dpn_conv_args *args, const struct f4w_grid *grid, size_t in_block, size_t out_block,
-                    size_t part, float *sums, float *scratch)
+static void f4w_sum(const struct dpn_conv_args *args, const struct f4w_grid *grid, size_t in_block,
+                    size_t out_block, size_t part, float *sums, float *scratch)
 {
     const struct dpn_conv *conv = args->conv;
     struct f4_input x = {.images = {conv->in_height, conv->in_width, conv->in_cstride, conv->in_stride},
@@ -107,8 +107,8 @@ static DPN_ALWAYS_INLINE void f4w_gt(const dpn_vec u[6], dpn_vec out[3])
 }
 
 /* Back to 3x3 windows, into the weights' panel. */
-static void f4w_finish(const struct dpn_conv_args *args, const struct f4w_grid *grid, size_t in_block, size_t out_block,
-                       const float *sums)
+static void f4w_finish(const struct dpn_conv_args *args, const struct f4w_grid *grid, size_t in_block,
+                       size_t out_block, const float *sums)
 {
     const struct dpn_conv *conv = args->conv;
     size_t offset, stride, out = f4w_width(conv->out_cstride, out_block);
@@ -121,7 +121,8 @@ static void f4w_finish(const struct dpn_conv_args *args, const struct f4w_grid *
             DPN_UNROLL
             for (size_t j = 0; j < F4_IN; j++) {
                 DPN_UNROLL
-                for (size_t k = 0; k < F4_IN; k++) column[k] = dpn_vec_load(u + (k * F4_IN + j) * grid->plane);
+                for (size_t k = 0; k < F4_IN; k++)
+                    column[k] = dpn_vec_load(u + (k * F4_IN + j) * grid->plane);
                 f4w_gt(column, w);
                 DPN_UNROLL
                 for (size_t k = 0; k < 3; k++) t[k][j] = w[k];
@@ -130,7 +131,8 @@ static void f4w_finish(const struct dpn_conv_args *args, const struct f4w_grid *
             for (size_t k = 0; k < 3; k++) {
                 f4w_gt(t[k], w);
                 DPN_UNROLL
-                for (size_t j = 0; j < 3; j++) dpn_vec_store(to + (3 * k + j) * conv->in_channels * stride, w[j]);
+                for (size_t j = 0; j < 3; j++)
+                    dpn_vec_store(to + (3 * k + j) * conv->in_channels * stride, w[j]);
             }
         }
 }

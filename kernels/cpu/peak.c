@@ -1,5 +1,6 @@
-/* The most multiply-adds that one core of this instruction set does: for measuring what the others reach. Twelve chains
- * hide the latency of two pipes; they stay in registers, and the result is used so that none is left out.
+/* The most multiply-adds that one core of this instruction set does: for measuring what the others reach.
+ * Twelve chains hide the latency of two pipes; they stay in registers, and the result is used so that none is
+ * left out.
  */
 #include "kernels/cpu/vector.h"
 

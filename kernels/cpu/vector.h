@@ -1,5 +1,5 @@
-/* Vectors of one instruction set's length for the convolution sources: gcc's vector types, and the few operations
- * that they lack.
+/* Vectors of one instruction set's length for the convolution sources: gcc's vector types, and the few
+ * operations that they lack.
  */
 #ifndef DPN_KERNELS_CPU_VECTOR_H
 #define DPN_KERNELS_CPU_VECTOR_H

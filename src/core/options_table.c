@@ -178,23 +178,25 @@ const struct dpn_option dpn_options[] = {
            "The progress line, on standard error; auto: if that is a terminal. always: a plain line now and "
            "then."),
     FLAG("dry-run", SPEECH, RUN, GROUP_OUTPUT, dry_run,
-         "Check everything, print what the run would be and the memory it would take, and stop there; nothing is "
-         "written."),
+         "Check everything, print what the run would be and the memory it would take, and stop there; "
+         "nothing is written."),
 
     CHOICE("blas", "NAME", NUMBERS, RUN, "auto", "auto|openblas|own", GROUP_COMPUTE, blas,
            "Who multiplies matrices; auto: own, which measured faster on every layer of these models. "
            "openblas is "
            "loaded at run time and checked."),
     CHOICE("conv", "HOW", NUMBERS, RUN, "auto", "auto|winograd|direct", GROUP_COMPUTE, conv,
-           "How convolutions are computed; auto: the fastest for each shape, as measured. winograd: F(4x4,3x3) "
-           "wherever it serves (3x3, stride 1)."),
+           "How convolutions are computed; auto: the fastest for each shape, as measured. winograd: "
+           "F(4x4,3x3) wherever it serves (3x3, stride 1)."),
     CHOICE("isa", "SET", NUMBERS, KERNELS, "auto", "auto|ref|baseline|avx2|avx512", GROUP_COMPUTE, isa,
            "Instruction set of the kernels; auto: the widest that this CPU has."),
 
-    U64("rounds", "R", SPEECH, BENCH, "9", 1, 1000, GROUP_BENCH, rounds, "Rounds of measuring; medians are shown."),
+    U64("rounds", "R", SPEECH, BENCH, "9", 1, 1000, GROUP_BENCH, rounds,
+        "Rounds of measuring; medians are shown."),
     STRING("filter", "TEXT", SPEECH, BENCH, "", GROUP_BENCH, filter, "Only cases whose line contains this."),
     STRING("json", "FILE", FILES, BENCH, "", GROUP_BENCH, json, "Write the results as JSON, a line a case."),
-    STRING("csv", "FILE", FILES, BENCH, "", GROUP_BENCH, csv, "Write the results as comma-separated values."),
+    STRING("csv", "FILE", FILES, BENCH, "", GROUP_BENCH, csv,
+           "Write the results as comma-separated values."),
 };
 
 const size_t dpn_n_options = sizeof dpn_options / sizeof dpn_options[0];

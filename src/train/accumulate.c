@@ -159,7 +159,8 @@ enum dpn_status dpn_accumulate_backward_group(struct dpn_run *run, struct dpn_re
         assert(replica->depth < replica->stack_size);
         replica->execs[i].grads = replica->stack[replica->depth++];
         if (i + 1 < count)
-            replica->depth -= dpn_tree_adds_after(shard, replica->first_shard, replica->end_shard, step->leaves);
+            replica->depth -= dpn_tree_adds_after(shard, replica->first_shard, replica->end_shard,
+                                                  step->leaves);
     }
     DPN_TRY(dpn_exec_backward_group(run->model, &group));
     dpn_phase_end(replica, DPN_PHASE_BACKWARD);

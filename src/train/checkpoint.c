@@ -49,7 +49,8 @@ static const void *save_weight_data(void *arg, size_t position)
     if (position >= model->n_tensors + model->n_buffers) return &save->batches;
     if (position < model->n_tensors)
         dpn_tensor_export(&model->tensors[position], save->arenas->params, save->scratch);
-    else dpn_tensor_export(&model->buffers[position - model->n_tensors], save->arenas->buffers, save->scratch);
+    else
+        dpn_tensor_export(&model->buffers[position - model->n_tensors], save->arenas->buffers, save->scratch);
     return save->scratch;
 }
 
@@ -72,7 +73,8 @@ static struct dpn_st_source save_source(const struct dpn_tensor *tensor, const c
 }
 
 /* NAMES: room for a name per batch norm. */
-static void save_weight_sources(struct save *save, struct dpn_st_source *sources, char (*names)[DPN_NAME_BYTES + 32])
+static void save_weight_sources(struct save *save, struct dpn_st_source *sources,
+                                char (*names)[DPN_NAME_BYTES + 32])
 {
     static const char mean[] = ".running_mean";
     const struct dpn_model *model = save->model;
@@ -86,7 +88,9 @@ static void save_weight_sources(struct save *save, struct dpn_st_source *sources
         size_t owner = strlen(name) - (sizeof mean - 1);
         if (strcmp(name + owner, mean) != 0) continue;
         snprintf(names[norms], sizeof names[norms], "%.*s.num_batches_tracked", (int)owner, name);
-        sources[n++] = (struct dpn_st_source){.name = names[norms++], .dtype = "I64", .data = save_weight_data};
+        sources[n++] = (struct dpn_st_source){.name = names[norms++],
+                                              .dtype = "I64",
+                                              .data = save_weight_data};
     }
 }
 

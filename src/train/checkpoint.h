@@ -77,11 +77,12 @@ enum dpn_status dpn_checkpoint_load(struct dpn_checkpoint *checkpoint, const str
 const char *dpn_checkpoint_path(const struct dpn_checkpoint *checkpoint); /* of its weights file */
 void dpn_checkpoint_close(struct dpn_checkpoint *checkpoint);             /* NULL: nothing */
 
-/* --init, --checkpoint: weights and running statistics of a safetensors file into ARENAS (slots are not looked at).
- * Every tensor and buffer of the model must be there with its shape and dtype F32, and nothing else but counters
- * ("*.num_batches_tracked", one of which becomes *batches); DPN_ERR_INPUT naming the file and the tensor. A file that
- * dpnode wrote is verified by the CRC that it carries; of any other only the structure can be. ARENAS are written only
- * if all is well. */
+/* --init, --checkpoint: weights and running statistics of a safetensors file into ARENAS (slots are not
+ * looked at). Every tensor and buffer of the model must be there with its shape and dtype F32, and nothing
+ * else but counters
+ * ("*.num_batches_tracked", one of which becomes *batches); DPN_ERR_INPUT naming the file and the tensor. A
+ * file that dpnode wrote is verified by the CRC that it carries; of any other only the structure can be.
+ * ARENAS are written only if all is well. */
 enum dpn_status dpn_weights_load(const char *path, const struct dpn_model *model,
                                  const struct dpn_checkpoint_arenas *arenas);
 

@@ -46,14 +46,15 @@ static enum dpn_status load_find(const struct dpn_st_file *file, const char *nam
     return DPN_OK;
 }
 
-/* Where the tensors of a file go: those of the model, once for every slot (one slot "" for weights), then buffers. */
+/* Where the tensors of a file go: those of the model, once for every slot (one slot "" for weights), then
+ * buffers. */
 struct load {
     const struct dpn_st_file *file;
     const struct dpn_model *model;
     size_t n_slots;
     const char *const *slot_names; /* NULL: plain names */
     float *const *arenas;
-    float *buffers;    /* NULL: the file holds none */
+    float *buffers; /* NULL: the file holds none */
     uint64_t *batches;
     size_t n;                           /* of what is wanted */
     const struct dpn_st_tensor **found; /* [slot][tensor], [buffer] */
@@ -100,8 +101,7 @@ static enum dpn_status load_refuse_others(const struct load *load)
     for (size_t t = 0; t < load->file->n_tensors; t++) {
         const struct dpn_st_tensor *there = &load->file->tensors[t];
         int wanted = load_is_counter(there->name);
-        for (size_t i = 0; !wanted && i < load->n; i++)
-            wanted = load->found[i] == there;
+        for (size_t i = 0; !wanted && i < load->n; i++) wanted = load->found[i] == there;
         if (!wanted)
             return dpn_fail(DPN_ERR_INPUT, "%s: tensor \"%s\" is not one of model %s", load->file->path,
                             there->name, load->model->spec);

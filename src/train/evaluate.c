@@ -10,8 +10,8 @@ static size_t evaluate_chunks(const struct dpn_run *run)
     return (run->data.test.n + DPN_EVAL_CHUNK - 1) / DPN_EVAL_CHUNK;
 }
 
-/* Through the model in pieces that suit the caches (a sample's logits do not depend on them), the loss of the chunk
- * as one. */
+/* Through the model in pieces that suit the caches (a sample's logits do not depend on them), the loss of the
+ * chunk as one. */
 static void evaluate_chunk(struct dpn_run *run, struct dpn_replica *replica, size_t chunk)
 {
     size_t first = chunk * DPN_EVAL_CHUNK, left = run->data.test.n - first;

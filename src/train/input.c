@@ -107,9 +107,11 @@ void dpn_input_ahead(struct dpn_run *run, struct dpn_replica *replica, const str
     for (size_t r = 0; r < rows; r++) input_prefetch(&job, input_index(&job, first + r));
 }
 
-void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows, int32_t *labels)
+void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows,
+                    int32_t *labels)
 {
-    struct input_job job = {run,  &run->data.test, NULL, first, rows, run->model->values[0].stride,
-                            replica->eval.value[0], labels};
+    struct input_job job =
+        {run,   &run->data.test, NULL, first, rows, run->model->values[0].stride, replica->eval.value[0],
+         labels};
     input_fill(replica, &job);
 }

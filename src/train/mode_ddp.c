@@ -29,8 +29,8 @@ static void ddp_look_ahead(struct dpn_run *run, struct dpn_replica *replica, con
 }
 
 /* Shard NUMBER of COUNT into EXEC. */
-static struct dpn_shard ddp_load(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                                 uint64_t number, struct dpn_exec *exec)
+static struct dpn_shard ddp_load(struct dpn_run *run, struct dpn_replica *replica,
+                                 const struct dpn_step *step, uint64_t number, struct dpn_exec *exec)
 {
     struct dpn_shard shard = dpn_accumulate_shard(run, replica, step, number);
     dpn_input_batch(run, replica, step, shard.first, shard.rows, exec->value[0], exec->labels);
@@ -40,8 +40,8 @@ static struct dpn_shard ddp_load(struct dpn_run *run, struct dpn_replica *replic
 }
 
 /* One shard after the other through the whole model. */
-static enum dpn_status ddp_shards(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                                  uint64_t count, float *out)
+static enum dpn_status ddp_shards(struct dpn_run *run, struct dpn_replica *replica,
+                                  const struct dpn_step *step, uint64_t count, float *out)
 {
     struct dpn_exec *exec = &replica->execs[0];
     float scale = dpn_loss_scale(run, replica, step);
@@ -58,8 +58,8 @@ static enum dpn_status ddp_shards(struct dpn_run *run, struct dpn_replica *repli
 }
 
 /* All shards through an op before the next one, because batch norms look at the whole batch. */
-static enum dpn_status ddp_group(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                                 uint64_t count, float *out)
+static enum dpn_status ddp_group(struct dpn_run *run, struct dpn_replica *replica,
+                                 const struct dpn_step *step, uint64_t count, float *out)
 {
     struct dpn_exec_group group = dpn_exchange_group(replica, count);
     float scale = dpn_loss_scale(run, replica, step);

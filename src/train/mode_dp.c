@@ -59,15 +59,16 @@ static enum dpn_status dp_meet(struct dpn_run *run, struct dpn_replica *replica)
     return status;
 }
 
-/* Device 0: the losses of shards FIRST .. END-1 of every member, each in one piece as ddp does it; logits become
- * their gradients. */
+/* Device 0: the losses of shards FIRST .. END-1 of every member, each in one piece as ddp does it; logits
+ * become their gradients. */
 static void dp_losses(struct dpn_run *run, const struct dpn_step *step, uint64_t first, uint64_t end)
 {
     const struct dp_root *root = run->mode_data;
     size_t stride = run->model->values[run->model->logits].stride;
     for (size_t m = 0; m < run->group.n; m++) {
         const struct dpn_replica *owner = &run->replicas[m];
-        for (uint64_t i = first; i < end && i < owner->n_shards && owner->first_shard + i < step->leaves; i++) {
+        for (uint64_t i = first; i < end && i < owner->n_shards && owner->first_shard + i < step->leaves;
+             i++) {
             struct dpn_shard shard = dpn_accumulate_shard(run, owner, step, i);
             float *logits = root->logits + shard.first * stride;
             uint64_t correct;
@@ -91,8 +92,8 @@ static enum dpn_status dp_loss(struct dpn_run *run, struct dpn_replica *replica,
 }
 
 /* From the root: the inputs of shard NUMBER. */
-static struct dpn_shard dp_scatter(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
-                                   uint64_t number, struct dpn_exec *exec)
+static struct dpn_shard dp_scatter(struct dpn_run *run, struct dpn_replica *replica,
+                                   const struct dpn_step *step, uint64_t number, struct dpn_exec *exec)
 {
     const struct dp_root *root = run->mode_data;
     size_t stride = run->model->values[0].stride;
@@ -112,7 +113,8 @@ static void dp_gather(const struct dpn_run *run, const struct dpn_exec *exec, st
            shard.rows * stride * sizeof(float));
 }
 
-static void dp_scatter_gradient(const struct dpn_run *run, const struct dpn_exec *exec, struct dpn_shard shard)
+static void dp_scatter_gradient(const struct dpn_run *run, const struct dpn_exec *exec,
+                                struct dpn_shard shard)
 {
     const struct dp_root *root = run->mode_data;
     size_t stride = run->model->values[run->model->logits].stride;
@@ -179,7 +181,8 @@ static enum dpn_status dp_step(struct dpn_run *run, struct dpn_replica *replica,
     DPN_TRY(dp_sync(run, replica));
     DPN_TRY(dp_meet(run, replica));
     if (run->norm_sync) DPN_TRY(dp_group(run, replica, step, count, out));
-    for (uint64_t w = 0; w < waves && !run->norm_sync; w++) DPN_TRY(dp_wave(run, replica, step, w, count, out));
+    for (uint64_t w = 0; w < waves && !run->norm_sync; w++)
+        DPN_TRY(dp_wave(run, replica, step, w, count, out));
     DPN_TRY(dpn_accumulate_finish(run, replica, step, out));
     if (replica->member != 0) return DPN_OK;
     if (dpn_report_tensors_due(run, replica, step)) DPN_TRY(dpn_report_gradients(run, step, replica->result));

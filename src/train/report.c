@@ -51,7 +51,8 @@ int dpn_report_tensors_due(const struct dpn_run *run, const struct dpn_replica *
     return replica->member == 0 && dpn_report_tensors_step(run, step);
 }
 
-static void report_norms_of(struct dpn_run *run, const struct dpn_tensor *tensors, size_t n, const float *arena)
+static void report_norms_of(struct dpn_run *run, const struct dpn_tensor *tensors, size_t n,
+                            const float *arena)
 {
     for (size_t t = 0; t < n; t++)
         dpn_json_double(&run->json, tensors[t].name, dpn_tensor_norm(&tensors[t], run->kernels, arena));

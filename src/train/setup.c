@@ -232,7 +232,8 @@ static enum dpn_status setup_shared(struct dpn_run *run)
     const struct dpn_model *model = run->model;
     size_t chunks = run->group.n * DPN_EVAL_CHUNK, most = 0;
     size_t leaves = run->shards < run->batch ? (size_t)run->shards : run->batch;
-    DPN_TRY(dpn_calloc(&run->eval_logits, chunks * model->values[model->logits].stride, sizeof(float), "evaluation"));
+    DPN_TRY(dpn_calloc(&run->eval_logits, chunks * model->values[model->logits].stride, sizeof(float),
+                       "evaluation"));
     DPN_TRY(dpn_calloc(&run->eval_labels, chunks, sizeof(int32_t), "evaluation"));
     if (model->norms == 0) return DPN_OK;
     DPN_TRY(dpn_calloc(&run->buffers, model->buffer_elems, sizeof(float), "running statistics"));

@@ -109,7 +109,8 @@ static enum dpn_status trainer_start_weights(struct dpn_run *run, struct dpn_rep
 static enum dpn_status trainer_open_execs(struct dpn_run *run, struct dpn_replica *replica)
 {
     struct dpn_team *team = replica->device->team;
-    DPN_TRY(run->group.cls->alloc(replica->device, &replica->exec_memory, replica->exec_bytes, "activations"));
+    DPN_TRY(
+        run->group.cls->alloc(replica->device, &replica->exec_memory, replica->exec_bytes, "activations"));
     memset(replica->exec_memory, 0, replica->exec_bytes);
     DPN_TRY(dpn_exec_open(&replica->eval, run->model, run->kernels, team, &replica->eval_plan,
                           replica->exec_memory));
@@ -135,7 +136,8 @@ static enum dpn_status trainer_open(struct dpn_run *run, struct dpn_replica *rep
     if (!replica->params) replica->params = leader->params;
     if (!replica->result && leader != replica) replica->result = leader->result;
     replica->eval.params = replica->params;
-    for (size_t i = 0; replica->execs && i < replica->n_execs; i++) replica->execs[i].params = replica->params;
+    for (size_t i = 0; replica->execs && i < replica->n_execs; i++)
+        replica->execs[i].params = replica->params;
     DPN_TRY(trainer_start_weights(run, replica));
     dpn_phase_end(replica, DPN_PHASE_OTHER);
     return DPN_OK;
@@ -252,8 +254,8 @@ static void trainer_segment_begin(struct dpn_run *run, struct trainer_place *pla
 
 static enum dpn_status trainer_save(struct dpn_run *run, struct dpn_replica *replica, int best)
 {
-    struct dpn_checkpoint_arenas arenas = {replica->params,  run->buffers,          &run->batches,
-                                           run->n_slots,     run->optimizer->slots, replica->state};
+    struct dpn_checkpoint_arenas arenas = {replica->params, run->buffers,          &run->batches,
+                                           run->n_slots,    run->optimizer->slots, replica->state};
     enum dpn_status status;
     if (run->saved && !best) return DPN_OK;
     /* The loss is checked before each update; this is what the last one made. */

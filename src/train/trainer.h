@@ -64,8 +64,8 @@ struct dpn_replica {
     struct dpn_device *device;
     int member;
     uint64_t first_shard, n_shards; /* of the V shards */
-    /* One for all shards in turn; with --batch-norm sync one for each of them. Evaluation has its own plan over the
-     * same memory. */
+    /* One for all shards in turn; with --batch-norm sync one for each of them. Evaluation has its own plan
+     * over the same memory. */
     struct dpn_exec *execs, eval;
     size_t n_execs;
     size_t *rows; /* [n_execs] of this step's shards */
@@ -143,9 +143,9 @@ struct dpn_run {
     struct dpn_bucket_plan plan;
     struct dpn_reducer *reducer;
 
-    size_t batch;    /* global */
-    uint64_t shards; /* V */
-    size_t max_rows; /* of one shard */
+    size_t batch;     /* global */
+    uint64_t shards;  /* V */
+    size_t max_rows;  /* of one shard */
     size_t eval_rows; /* samples that go through the model at once in evaluation */
     int augment;      /* --augment crop-flip */
     int norm_sync;    /* --batch-norm sync, and the model has any */
@@ -156,16 +156,17 @@ struct dpn_run {
     struct dpn_replica *replicas;
     float *start_params, *start_state[DPN_MAX_SLOTS]; /* from --init or --resume; NULL: by seed. */
     double *shard_loss[2];                            /* [V], by parity of the step */
-    /* Batch norms' running statistics: one set for all devices, written by device 0 between steps. NULL: none. */
+    /* Batch norms' running statistics: one set for all devices, written by device 0 between steps. NULL:
+     * none. */
     float *buffers;
-    uint64_t batches;           /* training steps in them */
-    double *shard_moments[2];   /* [V][model->moments_elems], by parity of the step */
-    double *exchange[2];        /* [V][most of one batch norm], by turns; with norm_sync */
+    uint64_t batches;         /* training steps in them */
+    double *shard_moments[2]; /* [V][model->moments_elems], by parity of the step */
+    double *exchange[2];      /* [V][most of one batch norm], by turns; with norm_sync */
     struct dpn_barrier norm_barrier;
     int uncorrected_said;       /* a batch norm with one value per channel has been remarked on */
-    int stop[2];                                      /* by parity of the step: leave after it */
-    struct dpn_barrier barrier;                       /* of all device threads */
-    void *mode_data;                                  /* dp's root buffers */
+    int stop[2];                /* by parity of the step: leave after it */
+    struct dpn_barrier barrier; /* of all device threads */
+    void *mode_data;            /* dp's root buffers */
 
     /* evaluation */
     float *eval_logits; /* [members][chunk][stride] */
@@ -216,7 +217,8 @@ void dpn_input_batch(struct dpn_run *run, struct dpn_replica *replica, const str
 void dpn_input_ahead(struct dpn_run *run, struct dpn_replica *replica, const struct dpn_step *step,
                      size_t first, size_t rows);
 /* Test samples FIRST .. FIRST+ROWS-1 into the evaluation's input; labels to LABELS. */
-void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows, int32_t *labels);
+void dpn_input_test(struct dpn_run *run, struct dpn_replica *replica, size_t first, size_t rows,
+                    int32_t *labels);
 
 /* accumulate.c: shard gradients into partial sums, partial sums into buckets. */
 /* Deepest stack of partial sums of a member that owns COUNT shards from FIRST, of LEAVES present ones. */
@@ -242,7 +244,8 @@ enum dpn_status dpn_accumulate_finish(struct dpn_run *run, struct dpn_replica *r
 /* The member's COUNT present shards as a group, for the step under way. */
 struct dpn_exec_group dpn_exchange_group(struct dpn_replica *replica, uint64_t count);
 /* Where the exec of shard SHARD leaves its moments. */
-void dpn_exchange_moments(struct dpn_run *run, struct dpn_exec *exec, const struct dpn_step *step, uint64_t shard);
+void dpn_exchange_moments(struct dpn_run *run, struct dpn_exec *exec, const struct dpn_step *step,
+                          uint64_t shard);
 /* Device 0, after a step: the running statistics. */
 void dpn_exchange_running(struct dpn_run *run, const struct dpn_step *step);
 

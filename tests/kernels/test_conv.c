@@ -1,5 +1,5 @@
-/* Every convolution algorithm of every instruction set against the plain loops of kernels/ref: shapes of every class, all
- * that is fused, and items handed out one by one in reverse.
+/* Every convolution algorithm of every instruction set against the plain loops of kernels/ref: shapes of
+ * every class, all that is fused, and items handed out one by one in reverse.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -23,16 +23,21 @@ struct conv_case {
     int input; /* the model's: channels are not padded, no data pass */
 };
 
-/* Sides that are no multiples of a tile, one pixel, more channels than a panel, and the layers of the models. */
+/* Sides that are no multiples of a tile, one pixel, more channels than a panel, and the layers of the models.
+ */
 static const struct conv_case conv_cases[] = {
-    {2, 16, 16, 1, 1, 3, 3, 1, 1, 0},     {1, 16, 48, 2, 3, 3, 3, 1, 1, 0},    {3, 5, 8, 4, 4, 3, 3, 1, 1, 0},
-    {2, 48, 5, 5, 7, 3, 3, 1, 1, 0},      {1, 64, 80, 8, 9, 3, 3, 1, 1, 0},    {2, 80, 64, 13, 6, 3, 3, 1, 0, 0},
-    {1, 130, 16, 7, 13, 3, 3, 1, 2, 0},   {1, 64, 64, 12, 12, 3, 3, 1, 1, 0},  {1, 192, 80, 5, 6, 3, 3, 1, 1, 0},
-    {1, 384, 320, 2, 3, 3, 3, 1, 1, 0},   {1, 16, 16, 40, 33, 3, 3, 1, 1, 0},  {9, 32, 64, 6, 6, 3, 3, 1, 1, 0},
-    {1, 64, 128, 10, 12, 3, 3, 2, 1, 0},  {1, 5, 80, 9, 6, 3, 3, 2, 1, 0},     {2, 16, 130, 7, 7, 3, 3, 3, 1, 0},
-    {2, 64, 128, 6, 6, 1, 1, 2, 0, 0},    {2, 80, 16, 5, 4, 1, 1, 1, 0, 0},    {1, 16, 16, 6, 7, 1, 1, 3, 0, 0},
-    {3, 3, 64, 12, 12, 3, 3, 1, 1, 1},    {2, 1, 6, 28, 28, 5, 5, 1, 2, 1},    {2, 6, 16, 14, 14, 5, 5, 1, 0, 0},
-    {2, 8, 5, 11, 9, 7, 7, 2, 3, 0},      {1, 3, 17, 9, 12, 2, 3, 3, 1, 1},    {2, 16, 8, 9, 5, 1, 3, 1, 1, 0},
+    {2, 16, 16, 1, 1, 3, 3, 1, 1, 0},    {1, 16, 48, 2, 3, 3, 3, 1, 1, 0},
+    {3, 5, 8, 4, 4, 3, 3, 1, 1, 0},      {2, 48, 5, 5, 7, 3, 3, 1, 1, 0},
+    {1, 64, 80, 8, 9, 3, 3, 1, 1, 0},    {2, 80, 64, 13, 6, 3, 3, 1, 0, 0},
+    {1, 130, 16, 7, 13, 3, 3, 1, 2, 0},  {1, 64, 64, 12, 12, 3, 3, 1, 1, 0},
+    {1, 192, 80, 5, 6, 3, 3, 1, 1, 0},   {1, 384, 320, 2, 3, 3, 3, 1, 1, 0},
+    {1, 16, 16, 40, 33, 3, 3, 1, 1, 0},  {9, 32, 64, 6, 6, 3, 3, 1, 1, 0},
+    {1, 64, 128, 10, 12, 3, 3, 2, 1, 0}, {1, 5, 80, 9, 6, 3, 3, 2, 1, 0},
+    {2, 16, 130, 7, 7, 3, 3, 3, 1, 0},   {2, 64, 128, 6, 6, 1, 1, 2, 0, 0},
+    {2, 80, 16, 5, 4, 1, 1, 1, 0, 0},    {1, 16, 16, 6, 7, 1, 1, 3, 0, 0},
+    {3, 3, 64, 12, 12, 3, 3, 1, 1, 1},   {2, 1, 6, 28, 28, 5, 5, 1, 2, 1},
+    {2, 6, 16, 14, 14, 5, 5, 1, 0, 0},   {2, 8, 5, 11, 9, 7, 7, 2, 3, 0},
+    {1, 3, 17, 9, 12, 2, 3, 3, 1, 1},    {2, 16, 8, 9, 5, 1, 3, 1, 1, 0},
     {1, 130, 320, 4, 3, 3, 3, 2, 1, 0},
 };
 
@@ -136,9 +141,10 @@ static struct conv_data conv_open(const struct conv_case *c)
 
 static void conv_close(struct conv_data *d)
 {
-    float *all[] = {d->x, d->x_z,   d->x_y,   d->dx,    d->dx_ref, d->weights, d->dweights, d->dweights_ref,
-                    d->y, d->y_ref, d->g,     d->z,     d->in[0],  d->in[1],   d->in[2],    d->in[3],
-                    d->in[4], d->out[0], d->out[1], d->out[2], d->out[3]};
+    float *all[] = {d->x,        d->x_z,          d->x_y,   d->dx,    d->dx_ref, d->weights,
+                    d->dweights, d->dweights_ref, d->y,     d->y_ref, d->g,      d->z,
+                    d->in[0],    d->in[1],        d->in[2], d->in[3], d->in[4],  d->out[0],
+                    d->out[1],   d->out[2],       d->out[3]};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
@@ -174,7 +180,8 @@ static void conv_expect(const char *what, const char *isa, const struct dpn_conv
     if (error <= bound) return;
     fail_msg("%s %s %s, variant %d: %g > %g for %zux%zux%zux%zu -> %zu, %zux%zu stride %zu pad %zu", isa,
              algorithm->name, what, variant, error, bound, conv->samples, conv->in_channels, conv->in_height,
-             conv->in_width, conv->out_channels, conv->kernel_height, conv->kernel_width, conv->stride, conv->pad);
+             conv->in_width, conv->out_channels, conv->kernel_height, conv->kernel_width, conv->stride,
+             conv->pad);
 }
 
 /* Largest difference of the combined moments or sums, relative to SIZE plus the value. */
@@ -182,8 +189,9 @@ static double conv_blocks_error(const struct dpn_conv *conv, enum dpn_conv_pass 
                                 const struct dpn_conv_algorithm *algorithm, const float *got,
                                 const struct dpn_conv_algorithm *reference, const float *want, double size)
 {
-    void (*combine)(size_t, size_t, const float *, double *) =
-        pass == DPN_CONV_FORWARD ? dpn_kernels_ref.moments_combine : dpn_kernels_ref.sums_combine;
+    void (*combine)(size_t, size_t, const float *, double *) = pass == DPN_CONV_FORWARD
+                                                                   ? dpn_kernels_ref.moments_combine
+                                                                   : dpn_kernels_ref.sums_combine;
     double *a = calloc(1 + 2 * cstride, sizeof *a), *b = calloc(1 + 2 * cstride, sizeof *b), worst = 0;
     assert_non_null(a);
     assert_non_null(b);
@@ -205,7 +213,8 @@ static double conv_bound(const struct dpn_conv_algorithm *algorithm)
 }
 
 /* Variants: plain; scale and shift; bias and ReLU; scale, shift, ReLU on both sides. */
-static void conv_check_forward(const char *isa, const struct dpn_conv_algorithm *algorithm, struct conv_data *d)
+static void conv_check_forward(const char *isa, const struct dpn_conv_algorithm *algorithm,
+                               struct conv_data *d)
 {
     const struct dpn_conv_algorithm *reference = dpn_kernels_ref.conv[0];
     const struct dpn_conv *conv = &d->conv;
@@ -227,9 +236,11 @@ static void conv_check_forward(const char *isa, const struct dpn_conv_algorithm 
         args.y = d->y;
         args.moments = got;
         conv_run(algorithm, &args, 0);
-        conv_expect("forward", isa, algorithm, conv, v, conv_error(d->y, d->y_ref, d->y_floats), conv_bound(algorithm));
+        conv_expect("forward", isa, algorithm, conv, v, conv_error(d->y, d->y_ref, d->y_floats),
+                    conv_bound(algorithm));
         conv_expect("moments", isa, algorithm, conv, v,
-                    conv_blocks_error(conv, DPN_CONV_FORWARD, conv->out_cstride, algorithm, got, reference, want, 1e-2),
+                    conv_blocks_error(conv, DPN_CONV_FORWARD, conv->out_cstride, algorithm, got, reference,
+                                      want, 1e-2),
                     conv_moments_bound);
         args.y = d->y_ref;
         conv_run(algorithm, &args, 1);
@@ -274,8 +285,8 @@ static void conv_check_data(const char *isa, const struct dpn_conv_algorithm *al
                     3 * conv_bound(algorithm));
         if (kind)
             conv_expect("sums", isa, algorithm, conv, v,
-                        conv_blocks_error(conv, DPN_CONV_DATA, conv->in_cstride, algorithm, got, reference, want,
-                                          sqrt((double)d->x_floats / (double)conv->in_cstride)),
+                        conv_blocks_error(conv, DPN_CONV_DATA, conv->in_cstride, algorithm, got, reference,
+                                          want, sqrt((double)d->x_floats / (double)conv->in_cstride)),
                         conv_moments_bound);
         args.dx = d->dx_ref;
         memcpy(d->dx_ref, d->x, bytes);
@@ -287,7 +298,8 @@ static void conv_check_data(const char *isa, const struct dpn_conv_algorithm *al
 }
 
 /* Variants: dy plain or through a norm; x plain or through a norm and ReLU. */
-static void conv_check_weights(const char *isa, const struct dpn_conv_algorithm *algorithm, struct conv_data *d)
+static void conv_check_weights(const char *isa, const struct dpn_conv_algorithm *algorithm,
+                               struct conv_data *d)
 {
     const struct dpn_conv *conv = &d->conv;
     for (int v = 0; v < 4; v++) {
@@ -322,7 +334,8 @@ static void conv_check_isa(const char *isa)
         for (size_t a = 0; kernels->conv[a]; a++) {
             const struct dpn_conv_algorithm *algorithm = kernels->conv[a];
             if (algorithm->serves(&d.conv, DPN_CONV_FORWARD)) conv_check_forward(isa, algorithm, &d);
-            if (algorithm->serves(&d.conv, DPN_CONV_DATA) && !conv_cases[c].input) conv_check_data(isa, algorithm, &d);
+            if (algorithm->serves(&d.conv, DPN_CONV_DATA) && !conv_cases[c].input)
+                conv_check_data(isa, algorithm, &d);
             if (algorithm->serves(&d.conv, DPN_CONV_WEIGHTS)) conv_check_weights(isa, algorithm, &d);
         }
         conv_close(&d);
@@ -361,7 +374,11 @@ static void conv_moments_do_not_cancel(void **state)
         const struct dpn_conv_algorithm *algorithm = kernels->conv[a];
         float *blocks = conv_floats(algorithm->blocks(&d.conv, DPN_CONV_FORWARD) * dpn_block_floats(16));
         double shifted[33], plain[33];
-        struct dpn_conv_args args = {.conv = &d.conv, .x = {.x = d.x}, .weights = d.weights, .y = d.y, .moments = blocks};
+        struct dpn_conv_args args = {.conv = &d.conv,
+                                     .x = {.x = d.x},
+                                     .weights = d.weights,
+                                     .y = d.y,
+                                     .moments = blocks};
         conv_run(algorithm, &args, 0);
         kernels->moments_combine(algorithm->blocks(&d.conv, DPN_CONV_FORWARD), 16, blocks, plain);
         args.bias = d.out[1];
@@ -383,9 +400,21 @@ static void conv_choice(void **state)
     (void)state;
     assert_int_equal(dpn_kernels_select("auto", &kernels), DPN_OK);
     struct dpn_kernels table = *kernels;
-    struct dpn_conv conv = {.samples = 1, .in_channels = 64, .in_cstride = 64, .in_height = 8, .in_width = 8,
-                            .in_stride = 4096, .out_channels = 64, .out_cstride = 64, .out_height = 8, .out_width = 8,
-                            .out_stride = 4096, .kernel_height = 3, .kernel_width = 3, .stride = 1, .pad = 1};
+    struct dpn_conv conv = {.samples = 1,
+                            .in_channels = 64,
+                            .in_cstride = 64,
+                            .in_height = 8,
+                            .in_width = 8,
+                            .in_stride = 4096,
+                            .out_channels = 64,
+                            .out_cstride = 64,
+                            .out_height = 8,
+                            .out_width = 8,
+                            .out_stride = 4096,
+                            .kernel_height = 3,
+                            .kernel_width = 3,
+                            .stride = 1,
+                            .pad = 1};
     assert_string_equal(dpn_conv_choose(&table, &conv, DPN_CONV_FORWARD)->name, "winograd");
     table.conv_choice = DPN_CONV_DIRECT;
     assert_string_equal(dpn_conv_choose(&table, &conv, DPN_CONV_FORWARD)->name, "direct");
@@ -404,10 +433,8 @@ static void conv_choice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conv_baseline),
-        cmocka_unit_test(conv_avx2),
-        cmocka_unit_test(conv_avx512),
-        cmocka_unit_test(conv_moments_do_not_cancel),
+        cmocka_unit_test(conv_baseline), cmocka_unit_test(conv_avx2),
+        cmocka_unit_test(conv_avx512),   cmocka_unit_test(conv_moments_do_not_cancel),
         cmocka_unit_test(conv_choice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

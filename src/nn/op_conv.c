@@ -10,8 +10,8 @@
 #include "core/memory.h"
 #include "nn/nn.h"
 
-/* Pixels of a block of bias-gradient sums. */
-enum { CONV_BLOCK_PIXELS = 512 };
+/* Pixels of a block of bias-gradient sums; see conv_workspace. */
+enum { CONV_BLOCK_PIXELS = 512, CONV_CUT_ROWS = 1024 };
 
 static struct dpn_conv conv_shape(const struct dpn_model *model, const struct dpn_node *node, size_t rows)
 {
@@ -182,9 +182,8 @@ static void conv_backward(const struct dpn_node *node, struct dpn_exec *exec, si
 
 /* ---- the class ---- */
 
-static void conv_workspace(const struct dpn_model *model, const struct dpn_node *node,
-                           const struct dpn_kernels *kernels, size_t rows, int training,
-                           struct dpn_workspace *workspace)
+static void conv_wish(const struct dpn_model *model, const struct dpn_node *node, const struct dpn_kernels *kernels,
+                      size_t rows, int training, struct dpn_workspace *workspace)
 {
     const struct dpn_conv conv = conv_shape(model, node, rows);
     for (int p = DPN_CONV_FORWARD; p <= (training ? DPN_CONV_WEIGHTS : DPN_CONV_FORWARD); p++) {
@@ -203,6 +202,17 @@ static void conv_workspace(const struct dpn_model *model, const struct dpn_node 
     size_t bias_blocks = (pixels + CONV_BLOCK_PIXELS - 1) / CONV_BLOCK_PIXELS;
     size_t bias = bias_blocks * dpn_block_floats(conv.out_cstride) + 2 * (1 + 2 * conv.out_cstride);
     if (training && (node->relu || node->tensors[1] >= 0) && bias > workspace->blocks) workspace->blocks = bias;
+}
+
+/* A pass over fewer rows may want more, where an algorithm cuts its work by their number. Cuts are of far fewer pixels
+ * than CONV_CUT_ROWS samples have. */
+static void conv_workspace(const struct dpn_model *model, const struct dpn_node *node,
+                           const struct dpn_kernels *kernels, size_t rows, int training,
+                           struct dpn_workspace *workspace)
+{
+    conv_wish(model, node, kernels, rows, training, workspace);
+    for (size_t fewer = 1; fewer < rows && fewer <= CONV_CUT_ROWS; fewer++)
+        conv_wish(model, node, kernels, fewer, training, workspace);
 }
 
 const struct dpn_op_class dpn_op_conv = {

@@ -44,7 +44,7 @@ static void update_open(struct update *update)
 static void update_close(struct update *update)
 {
     free(update->moments);
-    nn_arena_free(update->buffers, update->model->buffer_elems);
+    free(update->buffers);
     dpn_model_close(update->model);
 }
 

@@ -141,7 +141,7 @@ static void test_shards_of_one_sample_sum_to_the_batch(void **state)
     }
     assert_true(fabs(loss - losses) < 1e-6 * loss);
     assert_true(exec_relative(sum, whole.grads, model->arena_elems) < 1e-6);
-    dpn_arena_free(sum, model->arena_elems * sizeof *sum);
+    free(sum);
     nn_run_close(&whole);
     nn_run_close(&one);
     dpn_model_close(model);
@@ -255,8 +255,8 @@ static void exec_check_padding(const struct dpn_optimizer_class *optimizer, cons
         if (run.exec.grad[v]) exec_check_rows(run.exec.grad[v], &model->values[v], 5);
     }
     nn_run_close(&run);
-    for (int i = 0; i < 2; i++) nn_arena_free(slots[i], elems);
-    nn_arena_free(mask, elems);
+    for (int i = 0; i < 2; i++) free(slots[i]);
+    free(mask);
     dpn_model_close(model);
 }
 
@@ -336,7 +336,7 @@ static void exec_check_ready(const char *spec, size_t calls)
     dpn_exec_loss(&run.exec, 4, 1, 1.0f, &loss, &correct);
     assert_int_equal(dpn_exec_backward(&run.exec, 4, exec_ready, &ready), DPN_ERR_ABORTED);
     assert_int_equal(ready.calls, 2);
-    nn_arena_free(ready.seen, model->arena_elems);
+    free(ready.seen);
     nn_run_close(&run);
     dpn_model_close(model);
 }

@@ -26,8 +26,8 @@ static void init_check_streams(const char *spec)
         free(held);
     }
     assert_memory_equal(params, again, model->arena_elems * sizeof *params);
-    dpn_arena_free(params, model->arena_elems * sizeof *params);
-    dpn_arena_free(again, model->arena_elems * sizeof *again);
+    free(params);
+    free(again);
     dpn_model_close(model);
 }
 
@@ -70,7 +70,7 @@ static void test_where_weights_lie(void **state)
         assert_true(arena[dense->offset + (pixel * 80 + c) * 16 + o] == (float)i);
     }
     free(weight);
-    nn_arena_free(arena, model->arena_elems);
+    free(arena);
     dpn_model_close(model);
 }
 
@@ -87,8 +87,8 @@ static void test_seeds(void **state)
     size_t same = 0;
     for (size_t i = 0; i < model->arena_elems; i++) same += a[i] == b[i];
     assert_true(same < model->arena_elems - model->parameters + model->parameters / 100);
-    dpn_arena_free(a, bytes);
-    dpn_arena_free(b, bytes);
+    free(a);
+    free(b);
     dpn_model_close(model);
 }
 
@@ -125,7 +125,7 @@ static void test_distributions(void **state)
     assert_true(m.max > 0.035 && m.max < 0.07 && m.min < -0.035 && m.min > -0.07);
     m = init_moments(&model->tensors[1], params);
     assert_true(m.min == 0 && m.max == 0);
-    dpn_arena_free(params, model->arena_elems * sizeof *params);
+    free(params);
     dpn_model_close(model);
 
     model = nn_open("mlp:hidden=100x1000", 1, 1, 1, 10);
@@ -136,7 +136,7 @@ static void test_distributions(void **state)
     assert_true(m.min >= -0.1f && m.min < -0.0999 && m.max <= 0.1f && m.max > 0.0999);
     m = init_moments(&model->tensors[3], params); /* 1,000 biases of the same bound */
     assert_true(m.min >= -0.1f && m.min < -0.098 && m.max <= 0.1f && m.max > 0.098);
-    dpn_arena_free(params, model->arena_elems * sizeof *params);
+    free(params);
     dpn_model_close(model);
 }
 
@@ -161,8 +161,8 @@ static void test_convolutions_and_batch_norms(void **state)
     assert_int_equal(model->n_buffers, 2);
     for (size_t i = 0; i < model->buffer_elems; i++) /* mean 0, variance 1, and no more */
         assert_true(buffers[i] == (i >= model->buffers[1].offset && i < model->buffers[1].offset + 100));
-    nn_arena_free(params, model->arena_elems);
-    nn_arena_free(buffers, model->buffer_elems);
+    free(params);
+    free(buffers);
     dpn_model_close(model);
 }
 
@@ -185,7 +185,7 @@ static void test_norm(void **state)
             assert_true(fabs(dpn_tensor_norm(tensor, tables[k], params) - sqrt(sum)) <= 1e-12 * sqrt(sum));
         free(x);
     }
-    dpn_arena_free(params, model->arena_elems * sizeof *params);
+    free(params);
     dpn_model_close(model);
 }
 

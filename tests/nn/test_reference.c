@@ -186,8 +186,8 @@ static void ref_train(const char *name, const struct ref_case *c, const struct d
     }
     ref_norms(name, &run, run.params, json_object_get(c->json, "norm_after"));
     ref_eval(name, c, &run);
-    dpn_arena_free(sum, bytes);
-    for (int i = 0; i < 2; i++) dpn_arena_free(slots[i], bytes);
+    free(sum);
+    for (int i = 0; i < 2; i++) free(slots[i]);
     nn_run_close(&run);
     dpn_model_close(model);
 }

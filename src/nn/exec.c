@@ -27,13 +27,14 @@ static enum dpn_status exec_tables(struct dpn_exec *exec)
     size_t labels = exec_lines(exec->max_rows * sizeof(int32_t));
     size_t moments = exec_lines(model->moments_elems * sizeof(double));
     size_t aux = exec_lines(model->aux_elems * sizeof(float));
-    DPN_TRY(dpn_calloc(&exec->tables, 1, pointers + labels + 2 * moments + aux, "a device's tables"));
+    DPN_TRY(dpn_calloc(&exec->tables, 1, pointers + labels + 3 * moments + aux, "a device's tables"));
     char *at = exec->tables;
     exec->value = (float **)(void *)at;
     exec->grad = exec->value + model->n_values;
     exec->labels = (int32_t *)(void *)(at += pointers);
     exec->moments = (double *)(void *)(at += labels);
     exec->sums = (double *)(void *)(at += moments);
+    exec->total = (double *)(void *)(at += moments);
     exec->aux = (float *)(void *)(at + moments);
     return DPN_OK;
 }
@@ -135,45 +136,43 @@ enum dpn_status dpn_exec_backward(struct dpn_exec *exec, size_t rows,
 
 /* ---- shards that meet ---- */
 
-/* TOTAL: what the step's LEAVES leaves give together, along the one tree. */
-static enum dpn_status exec_merge(const struct dpn_node *node, size_t elems, const double *all, uint64_t leaves,
-                                  int backward, double *stack)
+/* TOTAL: what the step's LEAVES leaves give together, along the one tree, channel by channel. */
+static void exec_merge(const struct dpn_node *node, size_t elems, const double *all, uint64_t leaves, int backward,
+                       double *total)
 {
-    size_t depth = 0;
-    for (uint64_t leaf = 0; leaf < leaves; leaf++) {
-        memcpy(stack + depth++ * elems, all + leaf * elems, elems * sizeof *stack);
-        for (unsigned adds = dpn_tree_adds_after(leaf, 0, leaves, leaves); adds > 0; adds--, depth--)
-            node->cls->merge(elems, stack + (depth - 2) * elems, stack + (depth - 1) * elems, backward);
+    size_t channels = (elems - 1) / 2;
+    for (size_t c = 0; c < channels; c++) {
+        double stack[DPN_TREE_MAX_LEVEL + 2][3];
+        size_t depth = 0;
+        for (uint64_t leaf = 0; leaf < leaves; leaf++) {
+            const double *from = all + leaf * elems;
+            stack[depth][0] = from[0];
+            stack[depth][1] = from[1 + c];
+            stack[depth++][2] = from[1 + channels + c];
+            for (unsigned adds = dpn_tree_adds_after(leaf, 0, leaves, leaves); adds > 0; adds--, depth--)
+                node->cls->merge(stack[depth - 2], stack[depth - 1], backward);
+        }
+        assert(depth == 1);
+        total[0] = stack[0][0];
+        total[1 + c] = stack[0][1];
+        total[1 + channels + c] = stack[0][2];
     }
-    assert(depth == 1);
-    return DPN_OK;
 }
 
 static enum dpn_status exec_meet(const struct dpn_model *model, const struct dpn_node *node,
                                  const struct dpn_exec_group *group, int backward)
 {
     size_t elems = node->cls->moments_elems(model, node);
-    enum dpn_status status;
-    double **mine = NULL, *stack = NULL;
     const double *all;
     uint64_t leaves;
-    if ((status = dpn_calloc(&mine, group->n + 1, sizeof *mine, "batch norm")) != DPN_OK) goto out;
-    for (size_t i = 0; i < group->n; i++) {
-        struct dpn_exec *exec = &group->execs[i];
-        node->cls->measure(node, exec, group->rows[i], backward);
-        mine[i] = (backward ? exec->sums : exec->moments) + node->moments_at;
-    }
-    status = group->exchange(group->arg, mine, group->n, elems, &all, &leaves);
-    if (status != DPN_OK || group->n == 0) goto out;
-    /* As deep as the tree, and one more. */
-    if ((status = dpn_calloc(&stack, (DPN_TREE_MAX_LEVEL + 2) * elems, sizeof *stack, "batch norm")) != DPN_OK)
-        goto out;
-    exec_merge(node, elems, all, leaves, backward, stack);
-    for (size_t i = 0; i < group->n; i++) node->cls->adopt(node, &group->execs[i], stack, backward);
-out:
-    free(stack);
-    free(mine);
-    return status;
+    for (size_t i = 0; i < group->n; i++)
+        node->cls->measure(node, &group->execs[i], group->rows[i], backward);
+    DPN_TRY(group->exchange(group->arg, node->moments_at, backward, elems, &all, &leaves));
+    if (group->n == 0) return DPN_OK;
+    double *total = group->execs[0].total;
+    exec_merge(node, elems, all, leaves, backward, total);
+    for (size_t i = 0; i < group->n; i++) node->cls->adopt(node, &group->execs[i], total, backward);
+    return DPN_OK;
 }
 
 enum dpn_status dpn_exec_forward_group(const struct dpn_model *model, const struct dpn_exec_group *group)

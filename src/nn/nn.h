@@ -247,7 +247,7 @@ struct dpn_op_class {
     size_t (*aux_elems)(const struct dpn_model *model, const struct dpn_node *node); /* floats in exec->aux */
     void (*measure)(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int backward);
     void (*adopt)(const struct dpn_node *node, struct dpn_exec *exec, const double *total, int backward);
-    void (*merge)(size_t elems, double *into, const double *other, int backward);
+    void (*merge)(double into[3], const double other[3], int backward);
 
     /* Floats of workspace that a pass over ROWS rows wants: shared by the team, of each thread, and of blocks of
      * moments or sums. NULL: none. */
@@ -288,6 +288,7 @@ struct dpn_exec {
     int32_t *labels;      /* [max_rows] */
     double *moments;      /* of this shard's batch norms; own ones unless the caller sets others before forward */
     double *sums;
+    double *total;        /* of all shards, of the batch norm that they meet at */
     float *aux;           /* what batch norms computed in this pass */
     float *blocks;        /* workspace: moments or sums by blocks */
     float *shared;        /* workspace of the team */
@@ -326,9 +327,10 @@ struct dpn_exec_group {
     struct dpn_exec *execs;
     const size_t *rows;
     size_t n;
-    /* Of every leaf of the step's tree ELEMS doubles, from this member's N (MINE[i]) and all others' (all members call,
-     * in the same order): *ALL = [leaves][elems], good until the next but one call. */
-    enum dpn_status (*exchange)(void *arg, double *const *mine, size_t n, size_t elems, const double **all,
+    /* Of every leaf of the step's tree ELEMS doubles, from this member's N execs (moments + AT of each, or with BACKWARD
+     * sums + AT) and all others' (all members call, in the same order): *ALL = [leaves][elems], good until the next but
+     * one call. */
+    enum dpn_status (*exchange)(void *arg, size_t at, int backward, size_t elems, const double **all,
                                 uint64_t *leaves);
     /* After the backward of exec I through a node with tensors: arena[first..end) of its grads is final. */
     enum dpn_status (*done)(void *arg, size_t i, size_t first, size_t end);

@@ -149,21 +149,18 @@ static void norm_measure(const struct dpn_node *node, struct dpn_exec *exec, siz
     }
 }
 
-/* Chan, Golub & LeVeque (1979): both parts' moments; of sums, the sum. */
-static void norm_merge(size_t elems, double *into, const double *other, int backward)
+/* Of a channel: count, mean and sum of squared deviations of both parts together (Chan, Golub & LeVeque 1979); or
+ * count and two sums. */
+static void norm_merge(double into[3], const double other[3], int backward)
 {
-    size_t c = (elems - 1) / 2;
-    double n = into[0] + other[0];
+    double n = into[0] + other[0], delta = other[1] - into[1];
     if (other[0] == 0) return;
-    for (size_t i = 1; i <= c; i++) {
-        if (backward) {
-            into[i] += other[i];
-            into[c + i] += other[c + i];
-            continue;
-        }
-        double delta = other[i] - into[i];
-        into[i] += delta * other[0] / n;
-        into[c + i] += other[c + i] + delta * delta * into[0] * other[0] / n;
+    if (backward) {
+        into[1] += other[1];
+        into[2] += other[2];
+    } else {
+        into[1] += delta * other[0] / n;
+        into[2] += other[2] + delta * delta * into[0] * other[0] / n;
     }
     into[0] = n;
 }
@@ -387,7 +384,7 @@ int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, 
                     double leaf[3] = {m[0], m[1 + c], m[1 + cstride + c]};
                     memcpy(whole[depth++], leaf, sizeof leaf);
                     for (unsigned adds = dpn_tree_adds_after(l, 0, leaves, leaves); adds > 0; adds--, depth--)
-                        norm_merge(3, whole[depth - 2], whole[depth - 1], 0);
+                        norm_merge(whole[depth - 2], whole[depth - 1], 0);
                 }
                 norm_step_statistics(whole[0], 3, 1, 1, 0, &mean, &var, &uncorrected);
             } else {

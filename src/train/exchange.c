@@ -11,14 +11,17 @@
 #include "core/log.h"
 #include "train/trainer.h"
 
-static enum dpn_status exchange_moments(void *arg, double *const *mine, size_t n, size_t elems,
-                                        const double **all, uint64_t *leaves)
+static enum dpn_status exchange_moments(void *arg, size_t at, int backward, size_t elems, const double **all,
+                                        uint64_t *leaves)
 {
     struct dpn_replica *replica = arg;
     struct dpn_run *run = replica->run;
     double *shared = run->exchange[replica->exchanges++ & 1];
-    for (size_t i = 0; i < n; i++)
-        memcpy(shared + (replica->first_shard + i) * elems, mine[i], elems * sizeof *shared);
+    for (uint64_t i = 0; replica->first_shard + i < replica->end_shard; i++) {
+        const struct dpn_exec *exec = &replica->execs[i];
+        memcpy(shared + (replica->first_shard + i) * elems, (backward ? exec->sums : exec->moments) + at,
+               elems * sizeof *shared);
+    }
     *all = shared;
     *leaves = replica->step->leaves;
     if (run->group.n == 1) return DPN_OK;

@@ -44,14 +44,17 @@ struct group_member {
     enum dpn_status status;
 };
 
-static enum dpn_status group_exchange(void *arg, double *const *mine, size_t n, size_t elems, const double **all,
+static enum dpn_status group_exchange(void *arg, size_t at, int backward, size_t elems, const double **all,
                                       uint64_t *leaves)
 {
     struct group_member *member = arg;
     struct group_shared *shared = member->shared;
     double *turn = shared->all[member->exchanges++ & 1];
-    member->failed |= n != member->count || elems > shared->model->moments_elems;
-    for (size_t i = 0; i < n; i++) memcpy(turn + (member->first + i) * elems, mine[i], elems * sizeof *turn);
+    member->failed |= at + elems > shared->model->moments_elems;
+    for (size_t i = 0; i < member->count; i++) {
+        const struct dpn_exec *exec = &member->execs[i];
+        memcpy(turn + (member->first + i) * elems, (backward ? exec->sums : exec->moments) + at, elems * sizeof *turn);
+    }
     pthread_barrier_wait(&shared->barrier);
     *all = turn;
     *leaves = shared->c->leaves;
@@ -229,12 +232,12 @@ struct group_failing {
     size_t exchanges, dones; /* until it fails */
 };
 
-static enum dpn_status group_failing_exchange(void *arg, double *const *mine, size_t n, size_t elems,
+static enum dpn_status group_failing_exchange(void *arg, size_t at, int backward, size_t elems,
                                               const double **all, uint64_t *leaves)
 {
     struct group_failing *failing = arg;
     if (failing->exchanges-- == 0) return dpn_fail(DPN_ERR_ABORTED, "planted");
-    return group_exchange(&failing->member, mine, n, elems, all, leaves);
+    return group_exchange(&failing->member, at, backward, elems, all, leaves);
 }
 
 static enum dpn_status group_failing_done(void *arg, size_t i, size_t first, size_t end)

@@ -21,20 +21,26 @@
 
 enum { FIXTURE_ARENA_ELEMS = 1024, FIXTURE_SLOTS = 2, FIXTURE_PATH_BYTES = 512 };
 
-static struct dpn_tensor fixture_tensors[3];
+static struct dpn_tensor fixture_tensors[3], fixture_buffers[2];
 static struct dpn_model fixture_model = {.spec = "mlp:hidden=3",
                                          .n_tensors = 3,
+                                         .n_buffers = 2,
+                                         .norms = 1,
                                          .tensors = fixture_tensors,
-                                         .arena_elems = FIXTURE_ARENA_ELEMS};
+                                         .buffers = fixture_buffers,
+                                         .arena_elems = FIXTURE_ARENA_ELEMS,
+                                         .buffer_elems = FIXTURE_ARENA_ELEMS};
 static const char *const fixture_slot_names[FIXTURE_SLOTS] = {"exp_avg", "exp_avg_sq"};
 static struct dpn_config fixture_config;
 static char fixture_folder[FIXTURE_PATH_BYTES]; /* scratch */
 
 static uint64_t fixture_salt; /* 0 or 1: runs that save other numbers at the same step */
 
-/* The three arenas of a run. */
+/* The arenas of a run. */
 struct fixture_arenas {
     float params[FIXTURE_ARENA_ELEMS];
+    float buffers[FIXTURE_ARENA_ELEMS];
+    uint64_t batches;
     float slots[FIXTURE_SLOTS][FIXTURE_ARENA_ELEMS];
     float *slot[FIXTURE_SLOTS];
     struct dpn_checkpoint_arenas arenas;
@@ -43,11 +49,17 @@ struct fixture_arenas {
 static inline void fixture_open(void)
 {
     static const struct dpn_tensor tensors[3] = {
-        {"fc1.weight", 2, {3, 5}, 15, DPN_LAYOUT_PANEL, 0, 80, DPN_INIT_ZERO, 0},
-        {"fc1.bias", 1, {3}, 3, DPN_LAYOUT_PLAIN, 80, 16, DPN_INIT_ZERO, 0},
-        {"scale", 0, {0}, 1, DPN_LAYOUT_PLAIN, 96, 16, DPN_INIT_ZERO, 0},
+        {.name = "fc1.weight", .rank = 2, .shape = {3, 5}, .elems = 15, .layout = DPN_LAYOUT_PANEL,
+         .rows = {1, 5, 5}, .offset = 0, .stored = 80},
+        {.name = "fc1.bias", .rank = 1, .shape = {3}, .elems = 3, .offset = 80, .stored = 16},
+        {.name = "scale", .rank = 0, .elems = 1, .offset = 96, .stored = 16},
+    };
+    static const struct dpn_tensor buffers[2] = {
+        {.name = "norm.1.running_mean", .rank = 1, .shape = {4}, .elems = 4, .offset = 0, .stored = 16},
+        {.name = "norm.1.running_var", .rank = 1, .shape = {4}, .elems = 4, .offset = 16, .stored = 16},
     };
     memcpy(fixture_tensors, tensors, sizeof(tensors));
+    memcpy(fixture_buffers, buffers, sizeof(buffers));
     dpn_config_defaults(&fixture_config);
     /* Memory where there is some: ext4 waits for the disk when a rename replaces a file. */
     const char *base = getenv("TMPDIR");
@@ -117,15 +129,29 @@ static inline void fixture_fill_arena(uint64_t step, int arena, float *at)
     }
 }
 
+static inline void fixture_fill_buffers(uint64_t step, float *at)
+{
+    memset(at, 0, FIXTURE_ARENA_ELEMS * sizeof(*at));
+    for (size_t b = 0; b < fixture_model.n_buffers; b++)
+        for (size_t i = 0; i < fixture_buffers[b].elems; i++)
+            at[fixture_buffers[b].offset + i] = fixture_value(step, 7, b, i);
+}
+
 /* Arenas of STEP; UINT64_MAX: all zero. */
 static inline void fixture_fill(struct fixture_arenas *memory, uint64_t step)
 {
     memset(memory, 0, sizeof(*memory));
     for (int s = 0; s < FIXTURE_SLOTS; s++) memory->slot[s] = memory->slots[s];
-    memory->arenas = (struct dpn_checkpoint_arenas){memory->params, FIXTURE_SLOTS, fixture_slot_names,
-                                                    memory->slot};
+    memory->arenas = (struct dpn_checkpoint_arenas){.params = memory->params,
+                                                    .buffers = memory->buffers,
+                                                    .batches = &memory->batches,
+                                                    .n_slots = FIXTURE_SLOTS,
+                                                    .slot_names = fixture_slot_names,
+                                                    .slots = memory->slot};
     if (step == UINT64_MAX) return;
     fixture_fill_arena(step, 0, memory->params);
+    fixture_fill_buffers(step, memory->buffers);
+    memory->batches = step + (UINT64_C(1) << 40);
     for (int s = 0; s < FIXTURE_SLOTS; s++) fixture_fill_arena(step, s + 1, memory->slots[s]);
 }
 
@@ -163,6 +189,8 @@ static inline int fixture_is_exact(const struct dpn_progress_record *record,
     const struct dpn_progress_record saved = fixture_record(record->global_step);
     fixture_salt = salt;
     return memcmp(loaded->params, wanted.params, sizeof(wanted.params)) == 0 &&
+           memcmp(loaded->buffers, wanted.buffers, sizeof(wanted.buffers)) == 0 &&
+           loaded->batches == wanted.batches &&
            memcmp(loaded->slots, wanted.slots, sizeof(wanted.slots)) == 0 && record->epoch == saved.epoch &&
            record->step_in_epoch == saved.step_in_epoch && record->shards == 6 && record->devices == 2 &&
            record->best_accuracy == saved.best_accuracy && record->epoch_loss_sum == saved.epoch_loss_sum &&

@@ -69,9 +69,11 @@ static void test_round_trip(void **state)
     struct fixture_arenas loaded, wanted;
     fixture_fill(&loaded, UINT64_MAX);
     fixture_fill(&wanted, 2);
-    assert_int_equal(dpn_weights_load(fixture_path("rt/best.safetensors"), &fixture_model, loaded.params),
+    assert_int_equal(dpn_weights_load(fixture_path("rt/best.safetensors"), &fixture_model, &loaded.arenas),
                      DPN_OK);
     assert_memory_equal(loaded.params, wanted.params, sizeof(loaded.params));
+    assert_memory_equal(loaded.buffers, wanted.buffers, sizeof(loaded.buffers));
+    assert_true(loaded.batches == wanted.batches);
     assert_int_equal(fixture_count("rt", ""), 13);
 }
 
@@ -151,7 +153,7 @@ static void try_damage(const char *name)
         if (fixture_resume(path, NULL, &step, &exact) != DPN_ERR_INPUT)
             fail_msg("%s: byte %zu flipped: accepted", name, i);
         assert_non_null(strstr(dpn_error_text(), path));
-        assert_int_equal(dpn_weights_load(path, &fixture_model, memory.params), DPN_ERR_INPUT);
+        assert_int_equal(dpn_weights_load(path, &fixture_model, &memory.arenas), DPN_ERR_INPUT);
         assert_non_null(strstr(dpn_error_text(), path));
         assert_int_equal(pwrite(fileno(file), &bytes[i], 1, (off_t)i), 1);
     }
@@ -163,7 +165,7 @@ static void try_damage(const char *name)
     for (size_t i = 0; i < 4; i++) {
         cut_file(name, lengths[i]);
         assert_resume_fails(path, DPN_ERR_INPUT, path);
-        assert_int_equal(dpn_weights_load(path, &fixture_model, memory.params), DPN_ERR_INPUT);
+        assert_int_equal(dpn_weights_load(path, &fixture_model, &memory.arenas), DPN_ERR_INPUT);
     }
 }
 
@@ -247,7 +249,7 @@ static void assert_weights_fail(const char *name, const char *text)
 {
     struct fixture_arenas memory;
     fixture_fill(&memory, UINT64_MAX);
-    assert_int_equal(dpn_weights_load(fixture_path(name), &fixture_model, memory.params), DPN_ERR_INPUT);
+    assert_int_equal(dpn_weights_load(fixture_path(name), &fixture_model, &memory.arenas), DPN_ERR_INPUT);
     assert_non_null(strstr(dpn_error_text(), fixture_path(name)));
     if (!strstr(dpn_error_text(), text)) fail_msg("no \"%s\" in: %s", text, dpn_error_text());
 }
@@ -273,7 +275,7 @@ static void test_wrong_tensors(void **state)
     fixture_fill(&memory, UINT64_MAX);
     fixture_model.n_tensors = 2; /* a model without "scale" */
     enum dpn_status status = dpn_weights_load(fixture_path("tensors/last.safetensors"), &fixture_model,
-                                              memory.params);
+                                              &memory.arenas);
     fixture_model.n_tensors = 3;
     assert_int_equal(status, DPN_ERR_INPUT);
     assert_non_null(strstr(dpn_error_text(), "\"scale\" is not one of model"));

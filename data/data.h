@@ -109,6 +109,9 @@ enum dpn_status dpn_idx_read(const char *path, uint32_t want_magic, struct dpn_i
 /* As dpn_idx_read for any IDX of type 08 (rank 1..4): for `dpnode info`. */
 enum dpn_status dpn_idx_read_any(const char *path, struct dpn_idx *idx);
 
+/* CIFAR-10's binary form: a label byte and 3 planes of 32x32 bytes. */
+enum { DPN_CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32 };
+
 /* NumPy's .npy form, versions 1 to 3, C order, little-endian: the file mapped read-only. */
 enum { DPN_NPY_MAX_RANK = 8 };
 struct dpn_npy {

@@ -1,5 +1,5 @@
-/* `dpnode info FILE`: what a checkpoint, a safetensors file, an IDX file or a folder of them holds, and
- * whether it is sound. */
+/* `dpnode info FILE`: what a checkpoint, a safetensors file, an IDX file, a NumPy array, a batch file of
+ * CIFAR-10 or a folder of them holds, and whether it is sound. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,7 +18,7 @@
 
 enum { INFO_HEAD_BYTES = 16, INFO_TEXT_BYTES = 256 };
 
-enum info_form { INFO_UNKNOWN, INFO_SAFETENSORS, INFO_IDX, INFO_GZIP };
+enum info_form { INFO_UNKNOWN, INFO_SAFETENSORS, INFO_IDX, INFO_GZIP, INFO_NPY, INFO_CIFAR };
 
 /* TEXT for a terminal: what is not printable ASCII becomes '?'. Returns BUFFER. */
 static const char *info_clean(const char *text, char buffer[INFO_TEXT_BYTES])
@@ -175,6 +175,35 @@ static enum dpn_status info_idx(const char *path, int histogram)
     return DPN_OK;
 }
 
+/* ---- NumPy arrays and CIFAR-10's batch files ---- */
+
+static enum dpn_status info_npy(const char *path)
+{
+    struct dpn_npy npy;
+    char shape[INFO_TEXT_BYTES];
+    DPN_TRY(dpn_npy_open(path, &npy));
+    dpn_npy_shape_text(&npy, shape, sizeof shape);
+    dpn_note("%s: NumPy array | %s%zu | shape %s | file %zu bytes", path,
+             npy.kind == 'f'   ? "float"
+             : npy.kind == 'u' ? "uint"
+                               : "int",
+             8 * npy.item_bytes, shape, npy.map_bytes);
+    dpn_npy_close(&npy);
+    return DPN_OK;
+}
+
+static enum dpn_status info_cifar(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s", path);
+    if (info.st_size == 0 || info.st_size % DPN_CIFAR_RECORD_BYTES != 0)
+        return dpn_fail(DPN_ERR_INPUT, "%s: %lld bytes are no whole number of records of %d bytes", path,
+                        (long long)info.st_size, DPN_CIFAR_RECORD_BYTES);
+    dpn_note("%s: batch file of CIFAR-10 | %lld images of 3x32x32", path,
+             (long long)info.st_size / DPN_CIFAR_RECORD_BYTES);
+    return DPN_OK;
+}
+
 /* ---- by content ---- */
 
 /* The first bytes of PATH; *N: how many there are. */
@@ -193,6 +222,12 @@ static enum dpn_status info_head(const char *path, uint8_t head[INFO_HEAD_BYTES]
 static enum info_form info_guess(const char *path, const uint8_t *head, size_t n)
 {
     const size_t length = strlen(path), suffix = sizeof(DPN_WEIGHTS_SUFFIX) - 1;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (n >= 6 && memcmp(head, "\x93NUMPY", 6) == 0) return INFO_NPY;
+    /* These have no mark of their own. */
+    if ((strncmp(name, "data_batch_", 11) == 0 || strncmp(name, "test_batch", 10) == 0) &&
+        strcmp(path + length - 4, ".bin") == 0)
+        return INFO_CIFAR;
     if (n >= 2 && head[0] == 0x1f && head[1] == 0x8b) return INFO_GZIP;
     /* By name too: a damaged one is then refused with what is wrong with it. */
     if (n > 8 && head[8] == '{') return INFO_SAFETENSORS;
@@ -213,7 +248,7 @@ static enum dpn_status info_unknown(const char *path, const uint8_t *head, size_
         what = "a zip archive (torch.save writes such; save safetensors instead)";
     if (n >= 2 && head[0] == 0x80 && head[1] <= 5) what = "a Python pickle";
     if (head[0] == '<') what = "HTML or XML";
-    return dpn_fail(DPN_ERR_INPUT, "%s: is neither safetensors nor IDX but %s: it begins with%s", path, what,
+    return dpn_fail(DPN_ERR_INPUT, "%s: is neither safetensors nor a data file but %s: it begins with%s", path, what,
                     hex);
 }
 
@@ -226,6 +261,8 @@ static enum dpn_status info_file(const char *path)
     case INFO_SAFETENSORS: return info_safetensors(path, 1);
     case INFO_IDX:
     case INFO_GZIP: return info_idx(path, 1);
+    case INFO_NPY: return info_npy(path);
+    case INFO_CIFAR: return info_cifar(path);
     case INFO_UNKNOWN: break;
     }
     return info_unknown(path, head, n);
@@ -276,6 +313,10 @@ static enum dpn_status info_folder_entry(void *arg, const char *name)
     enum dpn_status status = DPN_OK;
     if (form == INFO_IDX || form == INFO_GZIP) {
         status = info_idx(path, 0);
+    } else if (form == INFO_NPY) {
+        status = info_npy(path);
+    } else if (form == INFO_CIFAR) {
+        status = info_cifar(path);
     } else if (form == INFO_SAFETENSORS) {
         status = info_safetensors(path, 0);
     } else {
@@ -304,7 +345,7 @@ static enum dpn_status info_folder(const char *path)
     }
     free(entries);
     DPN_TRY(dpn_ckpt_scan(path, info_folder_entry, &folder));
-    if (n == 0 && folder.n_known == 0) dpn_note("no checkpoint, safetensors or IDX file in it");
+    if (n == 0 && folder.n_known == 0) dpn_note("no checkpoint and no data file in it");
     if (folder.n_others > 0) dpn_note("other files | %zu", folder.n_others);
     if (folder.worst != DPN_OK) return dpn_fail(folder.worst, "%s: not all files in it are sound", path);
     return DPN_OK;

@@ -250,6 +250,33 @@ static void test_resnet18_fits(void **state)
     dpn_model_close(model);
 }
 
+/* Passes over fewer rows find what they want, however an algorithm cuts them. */
+static void test_workspaces_serve_fewer_rows(void **state)
+{
+    (void)state;
+    static const char *const specs[] = {"lenet", "resnet20:width=4", "resnet18", "net:ops=c70k1s1p0-r-c5k3s1p1b-n-r-d0"};
+    const struct dpn_kernels *tables[NN_MAX_TABLES];
+    size_t n = nn_tables(tables, NN_MAX_TABLES);
+    for (size_t s = 0; s < sizeof specs / sizeof specs[0]; s++)
+        for (size_t pixels = 8; pixels <= 32; pixels += 12) {
+            struct dpn_model *model = nn_open(specs[s], 3, pixels + 4, pixels + 4, 10);
+            for (size_t k = 1; k < n; k++)
+                for (size_t max = 5; max <= 65; max += 20) {
+                    struct dpn_plan plan, fewer;
+                    dpn_plan_make(&plan, model, tables[k], 2, max, 1);
+                    for (size_t rows = 1; rows < max; rows++) {
+                        dpn_plan_make(&fewer, model, tables[k], 2, rows, 1);
+                        if (fewer.workspace.shared > plan.workspace.shared ||
+                            fewer.workspace.scratch > plan.workspace.scratch ||
+                            fewer.workspace.blocks > plan.workspace.blocks)
+                            fail_msg("%s of %zu pixels with %s: %zu rows want more than %zu", specs[s], pixels + 4,
+                                     tables[k]->isa, rows, max);
+                    }
+                }
+            dpn_model_close(model);
+        }
+}
+
 static void test_sizes_saturate(void **state)
 {
     (void)state;
@@ -284,6 +311,7 @@ int main(void)
         cmocka_unit_test(test_shared_memory_gives_the_bits_of_buffers_apart),
         cmocka_unit_test(test_buffers_are_used_again),
         cmocka_unit_test(test_resnet18_fits),
+        cmocka_unit_test(test_workspaces_serve_fewer_rows),
         cmocka_unit_test(test_sizes_saturate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -300,7 +300,7 @@ static const char *load_error(const struct dpn_model *model, int n_slots)
     enum dpn_status status = dpn_checkpoint_load(checkpoint, model, &memory.arenas);
     dpn_checkpoint_close(checkpoint);
     for (size_t i = 0; status != DPN_OK && i < FIXTURE_ARENA_ELEMS; i++)
-        assert_true(memory.params[i] == 0.0f);
+        assert_true(memory.params[i] == 0.0f && memory.buffers[i] == 0.0f);
     return status == DPN_OK ? "" : dpn_error_text();
 }
 

@@ -278,6 +278,7 @@ static void try_every_crash(uint64_t step, int overwrite, int links)
     no_links = !links;
     for (long call = 1; !done; call++) {
         struct fixture_arenas memory;
+        fixture_fill(&memory, UINT64_MAX);
         prepare("crash");
         done = save_in_child("crash", step, overwrite, call);
         const uint64_t found = resumed("auto", "crash");
@@ -287,7 +288,7 @@ static void try_every_crash(uint64_t step, int overwrite, int links)
         const uint64_t last = resumed(fixture_path("crash/last.state.safetensors"), NULL);
         if (last != 2 && last != step) fail_msg("call %ld: last is step %" PRIu64, call, last);
         assert_int_equal(dpn_weights_load(fixture_path("crash/best.safetensors"), &fixture_model,
-                                          memory.params),
+                                          &memory.arenas),
                          DPN_OK);
         dpn_checkpoint_dir_close(open_dir("crash", 0, 1, 1));
         assert_int_equal(fixture_count("crash", ".tmp-"), 0);

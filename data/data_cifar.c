@@ -15,7 +15,12 @@
 
 #include "data/data.h"
 
-enum { CIFAR_RECORD = DPN_CIFAR_RECORD_BYTES, CIFAR_PIXELS = CIFAR_RECORD - 1, CIFAR_CLASSES = 10, CIFAR_FILES = 5 };
+enum {
+    CIFAR_RECORD = DPN_CIFAR_RECORD_BYTES,
+    CIFAR_PIXELS = CIFAR_RECORD - 1,
+    CIFAR_CLASSES = 10,
+    CIFAR_FILES = 5,
+};
 
 struct cifar_storage {
     uint8_t *images[2]; /* train, test */

@@ -13,7 +13,8 @@
 #include "kernels/cpu/conv_f4x4.h"
 
 enum {
-    F4_BLOCK_TILES = 36, /* at most, of an item of the narrow way: six rows of the product's tile in registers */
+    F4_BLOCK_TILES =
+        36, /* at most, of an item of the narrow way: six rows of the product's tile in registers */
     F4_MIN_TILES = 12,
     F4_WIDE_TILES = 128,        /* at most, of the wide way */
     F4_WIDE_FILTERS = 4 << 20,  /* floats of transformed filters, from which on it is taken */
@@ -37,8 +38,8 @@ static size_t f4_panel_width(const struct f4_pass *pass, size_t panel)
     return left < DPN_PANEL_COLUMNS ? left : DPN_PANEL_COLUMNS;
 }
 
-/* Tiles of a block: transformed input and one panel of products fill about half of L2. Blocks are about equally
- * large and a multiple of four in number, so that teams share them evenly. */
+/* Tiles of a block: transformed input and one panel of products fill about half of L2. Blocks are about
+ * equally large and a multiple of four in number, so that teams share them evenly. */
 static size_t f4_block(size_t in, size_t tiles)
 {
     size_t most = in <= 256 ? F4_BLOCK_TILES : F4_BLOCK_TILES * 256 / in;

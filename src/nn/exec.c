@@ -1,5 +1,5 @@
-/* The executor: running a model's nodes over one device's buffers, shard by shard, or over several shards that meet at
- * every batch norm.
+/* The executor: running a model's nodes over one device's buffers, shard by shard, or over several shards
+ * that meet at every batch norm.
  */
 #include <assert.h>
 #include <stdint.h>
@@ -137,8 +137,8 @@ enum dpn_status dpn_exec_backward(struct dpn_exec *exec, size_t rows,
 /* ---- shards that meet ---- */
 
 /* TOTAL: what the step's LEAVES leaves give together, along the one tree, channel by channel. */
-static void exec_merge(const struct dpn_node *node, size_t elems, const double *all, uint64_t leaves, int backward,
-                       double *total)
+static void exec_merge(const struct dpn_node *node, size_t elems, const double *all, uint64_t leaves,
+                       int backward, double *total)
 {
     size_t channels = (elems - 1) / 2;
     for (size_t c = 0; c < channels; c++) {

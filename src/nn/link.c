@@ -1,12 +1,12 @@
 /* The last step of building a model: who reads what, and what therefore need not be stored or moved.
  *
- * Around batch norm nearly all time is memory traffic, so its work is done inside the convolutions next to it:
- *   conv -> norm         the convolution takes the moments of its output, and computes the gradient of its output from
- *                        that of the norm's output while it reads it (node->norm, value->grad_lazy)
- *   norm -> any readers  the norm's output is computed by whoever reads it (value->lazy), if all readers can
- *   norm -> conv         the data pass of the convolution that touches the gradient of the norm's output last masks it
- *                        and takes the norm's sums (node->masks)
- * A residual's gradient is the (masked) gradient of the sum: both share a buffer (value->grad_shared_with).
+ * Around batch norm nearly all time is memory traffic, so its work is done inside the convolutions next to
+ * it: conv -> norm         the convolution takes the moments of its output, and computes the gradient of its
+ * output from that of the norm's output while it reads it (node->norm, value->grad_lazy) norm -> any readers
+ * the norm's output is computed by whoever reads it (value->lazy), if all readers can norm -> conv the data
+ * pass of the convolution that touches the gradient of the norm's output last masks it and takes the norm's
+ * sums (node->masks) A residual's gradient is the (masked) gradient of the sum: both share a buffer
+ * (value->grad_shared_with).
  */
 #include <assert.h>
 
@@ -42,13 +42,13 @@ static void link_gradients(struct dpn_model *model)
         node->needs_residual_grad = residual && residual->learns;
         node->adds_input_grad = input->last_reader != (int)i;
         node->adds_residual_grad = residual && residual->last_reader != (int)i;
-        model->values[node->output].learns =
-            node->tensors[0] >= 0 || node->needs_input_grad || node->needs_residual_grad;
+        model->values[node->output].learns = node->tensors[0] >= 0 || node->needs_input_grad ||
+                                             node->needs_residual_grad;
         if (node->cls->sharing == DPN_SHARES_INPUT && node->needs_input_grad && !node->adds_input_grad &&
             input->in_place_of < 0 && model->values[node->output].in_place_of < 0)
             input->grad_shared_with = node->output;
-        if (node->cls->sharing == DPN_SHARES_RESIDUAL && node->needs_residual_grad && !node->adds_residual_grad &&
-            residual->in_place_of < 0)
+        if (node->cls->sharing == DPN_SHARES_RESIDUAL && node->needs_residual_grad &&
+            !node->adds_residual_grad && residual->in_place_of < 0)
             residual->grad_shared_with = node->output;
     }
 }
@@ -73,15 +73,14 @@ static void link_norm(struct dpn_model *model, int at)
     if (maker && maker->cls->takes_moments && !maker->relu && z->n_readers == 1 && z->maker == at - 1 &&
         z->grad_shared_with < 0) {
         maker->norm = at;
-        /* Stored where a bias sums it, or where the convolution adds to what it would be computed from: its input is
-         * the norm's residual. */
+        /* Stored where a bias sums it, or where the convolution adds to what it would be computed from: its
+         * input is the norm's residual. */
         z->grad_lazy = z->learns && maker->tensors[1] < 0 && norm->residual != maker->input;
     }
     if (norm->residual < 0 && link_can_be_lazy(model, norm->output)) y->lazy = 1;
     if (y->first_reader >= 0) {
         struct dpn_node *reader = &model->nodes[y->first_reader];
-        if (reader->cls->takes_moments && reader->input == norm->output && y->learns)
-            reader->masks = at;
+        if (reader->cls->takes_moments && reader->input == norm->output && y->learns) reader->masks = at;
     }
 }
 

@@ -303,11 +303,11 @@ void dpn_build_too_small(struct dpn_model_builder *builder, int input, const cha
 {
     const struct dpn_value *value = dpn_build_shape(builder, input);
     if (!value) return;
-    dpn_build_fail(builder,
-                   dpn_fail(DPN_ERR_USAGE, "--model '%s': images of %zux%zux%zu are too small: %s sees %zux%zu",
-                            builder->cls->name, builder->model->values[0].channels,
-                            builder->model->values[0].height, builder->model->values[0].width, what,
-                            value->height, value->width));
+    dpn_build_fail(builder, dpn_fail(DPN_ERR_USAGE,
+                                     "--model '%s': images of %zux%zux%zu are too small: %s sees %zux%zu",
+                                     builder->cls->name, builder->model->values[0].channels,
+                                     builder->model->values[0].height, builder->model->values[0].width, what,
+                                     value->height, value->width));
 }
 
 /* ---- finishing ---- */

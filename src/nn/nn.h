@@ -31,8 +31,8 @@ enum {
 /* How a tensor's elements lie in the arena; files always hold PyTorch's order. */
 enum dpn_layout {
     DPN_LAYOUT_PLAIN, /* as in PyTorch */
-    /* Linear.weight [out][in] or Conv2d.weight [out][in][kh][kw] as the panel matrix of kernels.h, rows as the
-     * tensor's `rows` say, columns = out */
+    /* Linear.weight [out][in] or Conv2d.weight [out][in][kh][kw] as the panel matrix of kernels.h, rows as
+     * the tensor's `rows` say, columns = out */
     DPN_LAYOUT_PANEL,
 };
 
@@ -51,22 +51,23 @@ struct dpn_tensor {
     enum dpn_layout layout;
     struct dpn_panel_rows rows; /* of DPN_LAYOUT_PANEL */
     size_t offset;              /* first float in the arena, multiple of 16 */
-    size_t stored; /* floats in the arena, padding included (padding stays 0), multiple of 16 */
+    size_t stored;              /* floats in the arena, padding included (padding stays 0), multiple of 16 */
     enum dpn_init init;
     double init_scale;
 };
 
-/* Shape of one sample of a value: HWC, channel c of pixel (y, x) at (y*width + x)*cstride + c. cstride: channels
- * rounded up to 16, so that channels fill vectors (the rest is 0); the model's input has cstride = channels. stride:
- * floats from one sample to the next, round16 of height*width*cstride. */
+/* Shape of one sample of a value: HWC, channel c of pixel (y, x) at (y*width + x)*cstride + c. cstride:
+ * channels rounded up to 16, so that channels fill vectors (the rest is 0); the model's input has cstride =
+ * channels. stride: floats from one sample to the next, round16 of height*width*cstride. */
 struct dpn_value {
     size_t channels, height, width, cstride;
-    size_t elems, stride; /* elems: channels*height*width */
-    int in_place_of;      /* value whose buffers it shares (in-place relu), or -1 */
-    int learns;           /* parameters lie upstream: it has a gradient */
-    int maker;            /* node whose output it is; -1: the model's input */
+    size_t elems, stride;                     /* elems: channels*height*width */
+    int in_place_of;                          /* value whose buffers it shares (in-place relu), or -1 */
+    int learns;                               /* parameters lie upstream: it has a gradient */
+    int maker;                                /* node whose output it is; -1: the model's input */
     int n_readers, first_reader, last_reader; /* nodes; last_reader -1: none */
-    /* A batch norm's output that is never stored: readers compute it from the norm's input (dpn_exec_source). */
+    /* A batch norm's output that is never stored: readers compute it from the norm's input (dpn_exec_source).
+     */
     int lazy;
     int grad_shared_with; /* value whose gradient buffer serves this one too, or -1 */
     int grad_lazy;        /* its gradient is never stored: the maker computes it (dpn_exec_gradient) */
@@ -85,20 +86,20 @@ struct dpn_node {
     int tensors[DPN_NODE_TENSORS]; /* indices into model->tensors, -1: none */
     int buffers;                   /* batch norm: model->buffers [buffers] mean, [buffers + 1] variance; -1 */
     struct dpn_window window;
-    int relu;                /* fused activation */
-    int needs_input_grad;    /* 0 for the first op with parameters: nothing before it learns */
+    int relu;             /* fused activation */
+    int needs_input_grad; /* 0 for the first op with parameters: nothing before it learns */
     int needs_residual_grad;
-    int adds_input_grad;     /* other readers of its input have written its gradient: add to it */
+    int adds_input_grad; /* other readers of its input have written its gradient: add to it */
     int adds_residual_grad;
-    int norm;  /* convolution: batch norm that reads its output and nobody else does: takes its moments, and reads
-                  its output's gradient through it; node, or -1 */
-    int masks; /* convolution: batch norm whose output it reads first: its data pass masks that value's finished
-                  gradient and takes the norm's sums; node, or -1 */
+    int norm;  /* convolution: batch norm that reads its output and nobody else does: takes its moments, and
+                  reads  its output's gradient through it; node, or -1 */
+    int masks; /* convolution: batch norm whose output it reads first: its data pass masks that value's
+                  finished gradient and takes the norm's sums; node, or -1 */
     size_t aux_at;     /* batch norm: floats in exec->aux */
     size_t moments_at; /* batch norm: doubles in exec->moments and exec->sums */
     double macs;       /* forward multiply-adds of one sample */
-    /* Arena floats of its tensors: first .. ready-1. Gradients of arena[0..ready) are final once this node's backward
-     * is done; multiple of 16; the last one is arena_elems. */
+    /* Arena floats of its tensors: first .. ready-1. Gradients of arena[0..ready) are final once this node's
+     * backward is done; multiple of 16; the last one is arena_elems. */
     size_t first, ready;
 };
 
@@ -125,8 +126,8 @@ struct dpn_model {
 /* A model under construction; calls after a failure do nothing and it is reported at the end. */
 struct dpn_model_builder;
 
-/* Ops: each appends a node that reads value INPUT and returns its output value (-1 after a failure). A value may have
- * any number of readers. */
+/* Ops: each appends a node that reads value INPUT and returns its output value (-1 after a failure). A value
+ * may have any number of readers. */
 /* Linear(in, out) named NAME ("fc1"): NAME.weight, NAME.bias. Normal(0, NORMAL_STD) weight and zero bias if
  * NORMAL_STD > 0, else PyTorch's default. The input counts as flattened (PyTorch's order, CHW). */
 int dpn_build_dense(struct dpn_model_builder *builder, int input, const char *name, size_t out,
@@ -139,17 +140,19 @@ struct dpn_conv_options {
     size_t out, kernel_height, kernel_width, stride, pad;
     int bias;
 };
-/* Conv2d named NAME: NAME.weight, NAME.bias; PyTorch's default initialisation. Refused (--model) if the window does not
- * fit into the padded image. */
+/* Conv2d named NAME: NAME.weight, NAME.bias; PyTorch's default initialisation. Refused (--model) if the
+ * window does not fit into the padded image. */
 int dpn_build_conv(struct dpn_model_builder *builder, int input, const char *name,
                    const struct dpn_conv_options *options);
 /* BatchNorm2d named NAME: NAME.weight, .bias, .running_mean, .running_var; eps 1e-5, momentum 0.1. */
 int dpn_build_batch_norm(struct dpn_model_builder *builder, int input, const char *name);
-int dpn_build_max_pool(struct dpn_model_builder *builder, int input, size_t kernel, size_t stride, size_t pad);
-int dpn_build_average_pool(struct dpn_model_builder *builder, int input, size_t kernel, size_t stride, size_t pad);
+int dpn_build_max_pool(struct dpn_model_builder *builder, int input, size_t kernel, size_t stride,
+                       size_t pad);
+int dpn_build_average_pool(struct dpn_model_builder *builder, int input, size_t kernel, size_t stride,
+                           size_t pad);
 int dpn_build_global_average_pool(struct dpn_model_builder *builder, int input);
-/* A + B, of equal shape. Fused into the later of the nodes that made them if that is a batch norm whose output nobody
- * reads. */
+/* A + B, of equal shape. Fused into the later of the nodes that made them if that is a batch norm whose
+ * output nobody reads. */
 int dpn_build_add(struct dpn_model_builder *builder, int a, int b);
 
 size_t dpn_build_classes(const struct dpn_model_builder *builder);
@@ -219,13 +222,14 @@ struct dpn_workspace {
     size_t shared, scratch, blocks;
 };
 
-/* Which gradient of a node is nothing but its output's (masked): the two share a buffer where nobody else needs it. */
+/* Which gradient of a node is nothing but its output's (masked): the two share a buffer where nobody else
+ * needs it. */
 enum dpn_grad_sharing { DPN_SHARES_NONE, DPN_SHARES_INPUT, DPN_SHARES_RESIDUAL };
 
 struct dpn_op_class {
     const char *name;
-    int fuses_relu; /* applies node->relu itself, forward and backward */
-    int fuses_add;  /* adds node->residual itself */
+    int fuses_relu;                      /* applies node->relu itself, forward and backward */
+    int fuses_add;                       /* adds node->residual itself */
     int reads_lazy, reads_lazy_residual; /* its input, its residual may be lazy values */
     int takes_moments; /* a convolution: may be linked to batch norms by node->norm and node->masks */
     int keeps_input, keeps_output; /* what backward reads */
@@ -235,24 +239,25 @@ struct dpn_op_class {
      * the padding of what it writes 0. */
     void (*forward)(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int training);
     /* Reads (and may spoil) the output's gradient, writes the node's tensor gradients (overwrites, never
-     * adds) and, if needs_input_grad, the input's gradient (adds if adds_input_grad); the residual's likewise. Called
-     * only if the output learns. */
+     * adds) and, if needs_input_grad, the input's gradient (adds if adds_input_grad); the residual's
+     * likewise. Called only if the output learns. */
     void (*backward)(const struct dpn_node *node, struct dpn_exec *exec, size_t rows);
 
     /* Ops whose result depends on the whole batch (batch norm): before forward in training, measure() leaves
-     * moments_elems(node) doubles of the shard in exec->moments + node->moments_at, and adopt() takes those of the
-     * shard (`local`) or of all shards together (`sync`); before backward likewise with exec->sums. merge: INTO becomes
-     * both together. NULL for other ops. */
+     * moments_elems(node) doubles of the shard in exec->moments + node->moments_at, and adopt() takes those
+     * of the shard (`local`) or of all shards together (`sync`); before backward likewise with exec->sums.
+     * merge: INTO becomes both together. NULL for other ops. */
     size_t (*moments_elems)(const struct dpn_model *model, const struct dpn_node *node);
     size_t (*aux_elems)(const struct dpn_model *model, const struct dpn_node *node); /* floats in exec->aux */
     void (*measure)(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int backward);
     void (*adopt)(const struct dpn_node *node, struct dpn_exec *exec, const double *total, int backward);
     void (*merge)(double into[3], const double other[3], int backward);
 
-    /* Floats of workspace that a pass over ROWS rows wants: shared by the team, of each thread, and of blocks of
-     * moments or sums. NULL: none. */
-    void (*workspace)(const struct dpn_model *model, const struct dpn_node *node, const struct dpn_kernels *kernels,
-                      size_t rows, int training, struct dpn_workspace *workspace);
+    /* Floats of workspace that a pass over ROWS rows wants: shared by the team, of each thread, and of blocks
+     * of moments or sums. NULL: none. */
+    void (*workspace)(const struct dpn_model *model, const struct dpn_node *node,
+                      const struct dpn_kernels *kernels, size_t rows, int training,
+                      struct dpn_workspace *workspace);
 };
 
 extern const struct dpn_op_class *const dpn_op_classes[]; /* NULL-terminated, from plugins.def */
@@ -265,10 +270,10 @@ struct dpn_plan {
     int training;
     size_t value_at[DPN_MAX_VALUES]; /* floats from the start of memory; SIZE_MAX: not stored */
     size_t grad_at[DPN_MAX_VALUES];
-    size_t activation_floats;          /* activations and their gradients, which share memory over time */
-    struct dpn_workspace workspace;    /* the largest wish of any node */
+    size_t activation_floats;       /* activations and their gradients, which share memory over time */
+    struct dpn_workspace workspace; /* the largest wish of any node */
     size_t shared_at, blocks_at, scratch_at; /* floats */
-    size_t bytes;                      /* all of it, a multiple of the page size */
+    size_t bytes;                            /* all of it, a multiple of the page size */
 };
 /* Saturates instead of wrapping: a plan that no memory can hold has about SIZE_MAX bytes. TEAM: threads. */
 void dpn_plan_make(struct dpn_plan *plan, const struct dpn_model *model, const struct dpn_kernels *kernels,
@@ -286,13 +291,13 @@ struct dpn_exec {
     float **value;        /* activations [rows][stride] per value; NULL: lazy */
     float **grad;         /* gradients of values; NULL where none is stored */
     int32_t *labels;      /* [max_rows] */
-    double *moments;      /* of this shard's batch norms; own ones unless the caller sets others before forward */
+    double *moments; /* of this shard's batch norms; own ones unless the caller sets others before forward */
     double *sums;
-    double *total;        /* of all shards, of the batch norm that they meet at */
-    float *aux;           /* what batch norms computed in this pass */
-    float *blocks;        /* workspace: moments or sums by blocks */
-    float *shared;        /* workspace of the team */
-    float *scratch;       /* of each thread, scratch_floats apart */
+    double *total;  /* of all shards, of the batch norm that they meet at */
+    float *aux;     /* what batch norms computed in this pass */
+    float *blocks;  /* workspace: moments or sums by blocks */
+    float *shared;  /* workspace of the team */
+    float *scratch; /* of each thread, scratch_floats apart */
     size_t scratch_floats;
     /* While dpn_exec_backward runs: its caller's READY, and the first status that was not DPN_OK. */
     enum dpn_status (*ready)(void *arg, size_t floats);
@@ -301,9 +306,9 @@ struct dpn_exec {
     void *tables; /* memory of the small things above */
 };
 
-/* Lays PLAN out in MEMORY (64-byte aligned, plan->bytes long, owned by the caller; placed by the thread that writes it
- * first, which the caller sees to). Several execs may lie over one memory if only one at a time is between its forward
- * and the end of its backward. DPN_ERR_NOMEM. */
+/* Lays PLAN out in MEMORY (64-byte aligned, plan->bytes long, owned by the caller; placed by the thread that
+ * writes it first, which the caller sees to). Several execs may lie over one memory if only one at a time is
+ * between its forward and the end of its backward. DPN_ERR_NOMEM. */
 enum dpn_status dpn_exec_open(struct dpn_exec *exec, const struct dpn_model *model,
                               const struct dpn_kernels *kernels, struct dpn_team *team,
                               const struct dpn_plan *plan, void *memory);
@@ -322,14 +327,15 @@ void dpn_exec_loss(struct dpn_exec *exec, size_t rows, int gradient, float scale
 enum dpn_status dpn_exec_backward(struct dpn_exec *exec, size_t rows,
                                   enum dpn_status (*ready)(void *arg, size_t floats), void *arg);
 
-/* Shards that meet at every batch norm (`sync`): N execs of this member (N may be 0), ROWS[i] samples each. */
+/* Shards that meet at every batch norm (`sync`): N execs of this member (N may be 0), ROWS[i] samples each.
+ */
 struct dpn_exec_group {
     struct dpn_exec *execs;
     const size_t *rows;
     size_t n;
-    /* Of every leaf of the step's tree ELEMS doubles, from this member's N execs (moments + AT of each, or with BACKWARD
-     * sums + AT) and all others' (all members call, in the same order): *ALL = [leaves][elems], good until the next but
-     * one call. */
+    /* Of every leaf of the step's tree ELEMS doubles, from this member's N execs (moments + AT of each, or
+     * with BACKWARD sums + AT) and all others' (all members call, in the same order): *ALL = [leaves][elems],
+     * good until the next but one call. */
     enum dpn_status (*exchange)(void *arg, size_t at, int backward, size_t elems, const double **all,
                                 uint64_t *leaves);
     /* After the backward of exec I through a node with tensors: arena[first..end) of its grads is final. */
@@ -339,17 +345,18 @@ struct dpn_exec_group {
 enum dpn_status dpn_exec_forward_group(const struct dpn_model *model, const struct dpn_exec_group *group);
 enum dpn_status dpn_exec_backward_group(const struct dpn_model *model, const struct dpn_exec_group *group);
 
-/* The new running statistics after a step, from the moments of its LEAVES shards (MOMENTS + i*STRIDE doubles): PyTorch's
- * update with momentum 0.1, of the sample-weighted average over shards (`local`), or of the whole batch's moments
- * (SYNC); in double, rounded once. The unbiased correction is left out where there is one value per channel; returns
- * whether that happened. op_batch_norm.c. */
-int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, size_t stride, uint64_t leaves, int sync,
-                          float *buffers);
+/* The new running statistics after a step, from the moments of its LEAVES shards (MOMENTS + i*STRIDE
+ * doubles): PyTorch's update with momentum 0.1, of the sample-weighted average over shards (`local`), or of
+ * the whole batch's moments (SYNC); in double, rounded once. The unbiased correction is left out where there
+ * is one value per channel; returns whether that happened. op_batch_norm.c. */
+int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, size_t stride,
+                          uint64_t leaves, int sync, float *buffers);
 
 /* For op files: VALUE as its readers read it, and the gradient of a convolution's output, lazy or not. */
 struct dpn_source dpn_exec_source(const struct dpn_exec *exec, int value);
 struct dpn_gradient dpn_exec_gradient(const struct dpn_exec *exec, const struct dpn_node *node);
-/* What a convolution's data pass does to the gradient of batch norm NORM's output; sums: into exec->blocks. */
+/* What a convolution's data pass does to the gradient of batch norm NORM's output; sums: into exec->blocks.
+ */
 struct dpn_mask_sums dpn_batch_norm_mask(const struct dpn_exec *exec, const struct dpn_node *norm);
 
 /* For op files: the gradients of arena[0..floats) are final already in the middle of a node's backward, and

@@ -1,5 +1,6 @@
-/* Addition of two values of equal shape (a residual connection), where no batch norm can take it over. Cost: one pass
- * forward, at most one backward: the first summand's gradient is the output's own. Element by element.
+/* Addition of two values of equal shape (a residual connection), where no batch norm can take it over. Cost:
+ * one pass forward, at most one backward: the first summand's gradient is the output's own. Element by
+ * element.
  */
 #include <assert.h>
 #include <string.h>

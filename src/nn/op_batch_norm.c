@@ -1,9 +1,9 @@
-/* Batch normalisation (Ioffe & Szegedy 2015), with ReLU and residual addition fused: y = [relu](z*scale + shift + r),
- * scale = weight/sqrt(var + eps), shift = bias - mean*scale.
+/* Batch normalisation (Ioffe & Szegedy 2015), with ReLU and residual addition fused: y = [relu](z*scale +
+ * shift + r), scale = weight/sqrt(var + eps), shift = bias - mean*scale.
  *
- * Cost: next to convolutions nothing but what is fused into them (link.c); else one pass for the moments, one for y, one
- * for mask and sums of the gradient, one for z's gradient. Moments: float32 within fixed blocks of pixels, combined in
- * ascending order in double; so they depend on the shape alone.
+ * Cost: next to convolutions nothing but what is fused into them (link.c); else one pass for the moments, one
+ * for y, one for mask and sums of the gradient, one for z's gradient. Moments: float32 within fixed blocks of
+ * pixels, combined in ascending order in double; so they depend on the shape alone.
  */
 #include <assert.h>
 #include <math.h>
@@ -20,7 +20,16 @@ static const double norm_eps = 1e-5, norm_momentum = 0.1;
 enum { NORM_BLOCK_PIXELS = 512, NORM_MACS_PER_ELEM = 4, NORM_PIECE_PIXELS = 256 };
 
 /* Rows of cstride floats in exec->aux. */
-enum { NORM_MEAN, NORM_INVSTD, NORM_SCALE, NORM_SHIFT, NORM_G_SCALE, NORM_Z_SCALE, NORM_G_SHIFT, NORM_AUX_ROWS };
+enum {
+    NORM_MEAN,
+    NORM_INVSTD,
+    NORM_SCALE,
+    NORM_SHIFT,
+    NORM_G_SCALE,
+    NORM_Z_SCALE,
+    NORM_G_SHIFT,
+    NORM_AUX_ROWS
+};
 
 static size_t norm_cstride(const struct dpn_exec *exec, const struct dpn_node *node)
 {
@@ -149,8 +158,8 @@ static void norm_measure(const struct dpn_node *node, struct dpn_exec *exec, siz
     }
 }
 
-/* Of a channel: count, mean and sum of squared deviations of both parts together (Chan, Golub & LeVeque 1979); or
- * count and two sums. */
+/* Of a channel: count, mean and sum of squared deviations of both parts together (Chan, Golub & LeVeque
+ * 1979); or count and two sums. */
 static void norm_merge(double into[3], const double other[3], int backward)
 {
     double n = into[0] + other[0], delta = other[1] - into[1];
@@ -167,7 +176,8 @@ static void norm_merge(double into[3], const double other[3], int backward)
 
 /* ---- forward ---- */
 
-static void norm_set(const struct dpn_node *node, const struct dpn_exec *exec, size_t c, double mean, double var)
+static void norm_set(const struct dpn_node *node, const struct dpn_exec *exec, size_t c, double mean,
+                     double var)
 {
     const struct dpn_model *model = exec->model;
     double invstd = 1.0 / sqrt(var + norm_eps);
@@ -176,24 +186,28 @@ static void norm_set(const struct dpn_node *node, const struct dpn_exec *exec, s
     norm_aux(exec, node, NORM_INVSTD)[c] = (float)invstd;
     norm_aux(exec, node, NORM_SCALE)[c] = (float)scale;
     /* With the rounded scale, so that the mean becomes the bias whatever the rounding. */
-    norm_aux(exec, node, NORM_SHIFT)[c] = (float)(
-        (double)exec->params[model->tensors[node->tensors[1]].offset + c] - mean * (double)(float)scale);
+    norm_aux(exec, node,
+             NORM_SHIFT)[c] = (float)((double)exec->params[model->tensors[node->tensors[1]].offset + c] -
+                                      mean * (double)(float)scale);
 }
 
 static void norm_adopt_forward(const struct dpn_node *node, const struct dpn_exec *exec, const double *total)
 {
     size_t cstride = norm_cstride(exec, node), channels = exec->model->values[node->input].channels;
-    for (size_t c = 0; c < channels; c++) norm_set(node, exec, c, total[1 + c], total[1 + cstride + c] / total[0]);
+    for (size_t c = 0; c < channels; c++)
+        norm_set(node, exec, c, total[1 + c], total[1 + cstride + c] / total[0]);
 }
 
-/* The gradient of z, as dz = g*scale + z*z_scale + shift: scale*(g - sum g/n - (z - mean)*invstd^2*sum g(z - mean)/n).
+/* The gradient of z, as dz = g*scale + z*z_scale + shift: scale*(g - sum g/n - (z - mean)*invstd^2*sum g(z -
+ * mean)/n).
  */
 static void norm_adopt_backward(const struct dpn_node *node, const struct dpn_exec *exec, const double *total)
 {
     const struct dpn_model *model = exec->model;
     size_t cstride = norm_cstride(exec, node), channels = model->values[node->input].channels;
     for (size_t c = 0; c < channels; c++) {
-        double invstd = (double)norm_aux(exec, node, NORM_INVSTD)[c], mean = (double)norm_aux(exec, node, NORM_MEAN)[c];
+        double invstd = (double)norm_aux(exec, node, NORM_INVSTD)[c],
+               mean = (double)norm_aux(exec, node, NORM_MEAN)[c];
         double scale = (double)norm_aux(exec, node, NORM_SCALE)[c];
         double z_scale = -scale * invstd * invstd * total[1 + cstride + c] / total[0];
         norm_aux(exec, node, NORM_G_SCALE)[c] = (float)scale;
@@ -349,9 +363,10 @@ struct dpn_gradient dpn_exec_gradient(const struct dpn_exec *exec, const struct 
 
 /* ---- running statistics ---- */
 
-/* Mean and variance of channel C that one step contributes: of all values together, or averaged over shards. */
-static void norm_step_statistics(const double *moments, size_t stride, uint64_t leaves, size_t cstride, size_t c,
-                                 double *mean, double *var, int *uncorrected)
+/* Mean and variance of channel C that one step contributes: of all values together, or averaged over shards.
+ */
+static void norm_step_statistics(const double *moments, size_t stride, uint64_t leaves, size_t cstride,
+                                 size_t c, double *mean, double *var, int *uncorrected)
 {
     double samples = 0;
     *mean = *var = 0;
@@ -365,8 +380,8 @@ static void norm_step_statistics(const double *moments, size_t stride, uint64_t 
     }
 }
 
-int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, size_t stride, uint64_t leaves,
-                          int sync, float *buffers)
+int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, size_t stride,
+                          uint64_t leaves, int sync, float *buffers)
 {
     int uncorrected = 0;
     double whole[2 * DPN_TREE_MAX_LEVEL + 8][3];
@@ -417,8 +432,7 @@ static void norm_workspace(const struct dpn_model *model, const struct dpn_node 
 {
     const struct dpn_value *z = &model->values[node->input];
     (void)kernels;
-    if (training)
-        workspace->blocks = norm_blocks(rows * z->height * z->width) * dpn_block_floats(z->cstride);
+    if (training) workspace->blocks = norm_blocks(rows * z->height * z->width) * dpn_block_floats(z->cstride);
     if (training && node->needs_input_grad && node->adds_input_grad)
         workspace->scratch = NORM_PIECE_PIXELS * z->cstride;
 }

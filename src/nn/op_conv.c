@@ -1,7 +1,7 @@
 /* Convolution (Conv2d), with bias and ReLU fused, or with the batch norms around it (link.c).
  *
- * The kernels do the work (kernels/conv.h); here is what they are asked for. Cost and bits are the chosen algorithm's:
- * items are a function of the shape, so any team gives the same bits.
+ * The kernels do the work (kernels/conv.h); here is what they are asked for. Cost and bits are the chosen
+ * algorithm's: items are a function of the shape, so any team gives the same bits.
  */
 #include <assert.h>
 #include <math.h>
@@ -56,7 +56,8 @@ static void conv_part(void *arg, int thread, int size)
 }
 
 /* Returns the blocks of moments or sums that ARGS asked for. */
-static size_t conv_run(const struct dpn_exec *exec, const struct dpn_node *node, const struct dpn_conv_args *args)
+static size_t conv_run(const struct dpn_exec *exec, const struct dpn_node *node,
+                       const struct dpn_conv_args *args)
 {
     const struct dpn_conv *conv = args->conv;
     struct conv_job job = {.exec = exec,
@@ -71,7 +72,8 @@ static size_t conv_run(const struct dpn_exec *exec, const struct dpn_node *node,
     return args->pass == DPN_CONV_WEIGHTS ? 0 : job.algorithm->blocks(conv, args->pass);
 }
 
-static const float *conv_tensor(const struct dpn_exec *exec, const struct dpn_node *node, const float *arena, int t)
+static const float *conv_tensor(const struct dpn_exec *exec, const struct dpn_node *node, const float *arena,
+                                int t)
 {
     return node->tensors[t] < 0 ? NULL : arena + exec->model->tensors[node->tensors[t]].offset;
 }
@@ -123,7 +125,8 @@ static void conv_bias_part(void *arg, int thread, int size)
 }
 
 /* dY masked by the fused ReLU, and its sums over pixels: the bias's gradient. */
-static void conv_backward_bias(const struct dpn_node *node, struct dpn_exec *exec, const struct dpn_conv *conv)
+static void conv_backward_bias(const struct dpn_node *node, struct dpn_exec *exec,
+                               const struct dpn_conv *conv)
 {
     size_t channels = conv->out_channels, cstride = conv->out_cstride;
     size_t pixels = conv->samples * conv->out_height * conv->out_width;
@@ -160,7 +163,8 @@ static void conv_backward_data(const struct dpn_node *node, struct dpn_exec *exe
     }
     size_t blocks = conv_run(exec, node, &args);
     if (norm)
-        exec->kernels->sums_combine(blocks, args.conv->in_cstride, exec->blocks, exec->sums + norm->moments_at);
+        exec->kernels->sums_combine(blocks, args.conv->in_cstride, exec->blocks,
+                                    exec->sums + norm->moments_at);
 }
 
 /* dX first, for it reads the weights. */
@@ -182,15 +186,17 @@ static void conv_backward(const struct dpn_node *node, struct dpn_exec *exec, si
 
 /* ---- the class ---- */
 
-static void conv_wish(const struct dpn_model *model, const struct dpn_node *node, const struct dpn_kernels *kernels,
-                      size_t rows, int training, struct dpn_workspace *workspace)
+static void conv_wish(const struct dpn_model *model, const struct dpn_node *node,
+                      const struct dpn_kernels *kernels, size_t rows, int training,
+                      struct dpn_workspace *workspace)
 {
     const struct dpn_conv conv = conv_shape(model, node, rows);
     for (int p = DPN_CONV_FORWARD; p <= (training ? DPN_CONV_WEIGHTS : DPN_CONV_FORWARD); p++) {
         enum dpn_conv_pass pass = (enum dpn_conv_pass)p;
         if (pass == DPN_CONV_DATA && !node->needs_input_grad) continue;
         const struct dpn_conv_algorithm *algorithm = dpn_conv_choose(kernels, &conv, pass);
-        size_t shared = algorithm->shared_floats(&conv, pass), scratch = algorithm->private_floats(&conv, pass);
+        size_t shared = algorithm->shared_floats(&conv, pass),
+               scratch = algorithm->private_floats(&conv, pass);
         size_t cstride = pass == DPN_CONV_DATA ? conv.in_cstride : conv.out_cstride, blocks = 0;
         if (pass != DPN_CONV_WEIGHTS) blocks = algorithm->blocks(&conv, pass) * dpn_block_floats(cstride);
         if (shared > workspace->shared) workspace->shared = shared;
@@ -201,11 +207,12 @@ static void conv_wish(const struct dpn_model *model, const struct dpn_node *node
     size_t pixels = rows * conv.out_height * conv.out_width;
     size_t bias_blocks = (pixels + CONV_BLOCK_PIXELS - 1) / CONV_BLOCK_PIXELS;
     size_t bias = bias_blocks * dpn_block_floats(conv.out_cstride) + 2 * (1 + 2 * conv.out_cstride);
-    if (training && (node->relu || node->tensors[1] >= 0) && bias > workspace->blocks) workspace->blocks = bias;
+    if (training && (node->relu || node->tensors[1] >= 0) && bias > workspace->blocks)
+        workspace->blocks = bias;
 }
 
-/* A pass over fewer rows may want more, where an algorithm cuts its work by their number. Cuts are of far fewer pixels
- * than CONV_CUT_ROWS samples have. */
+/* A pass over fewer rows may want more, where an algorithm cuts its work by their number. Cuts are of far
+ * fewer pixels than CONV_CUT_ROWS samples have. */
 static void conv_workspace(const struct dpn_model *model, const struct dpn_node *node,
                            const struct dpn_kernels *kernels, size_t rows, int training,
                            struct dpn_workspace *workspace)

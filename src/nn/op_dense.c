@@ -241,7 +241,9 @@ int dpn_build_dense(struct dpn_model_builder *builder, int input, const char *na
     const struct dpn_value *x = dpn_build_shape(builder, input);
     if (!x) return -1;
     size_t in = x->elems;
-    struct dpn_panel_rows rows = {.taps = x->height * x->width, .channels = x->channels, .cstride = x->cstride};
+    struct dpn_panel_rows rows = {.taps = x->height * x->width,
+                                  .channels = x->channels,
+                                  .cstride = x->cstride};
     double bound = 1.0 / sqrt((double)in);
     int weight = dpn_build_tensor(builder, name, "weight", &rows, 2, (size_t[]){out, in},
                                   normal_std > 0 ? DPN_INIT_NORMAL : DPN_INIT_UNIFORM,

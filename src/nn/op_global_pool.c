@@ -43,8 +43,8 @@ static void gpool_backward_part(void *arg, int thread, int size)
     }
 }
 
-static void gpool_run(const struct dpn_node *node, const struct dpn_exec *exec, size_t rows, dpn_team_fn *part,
-                      float *from, float *to)
+static void gpool_run(const struct dpn_node *node, const struct dpn_exec *exec, size_t rows,
+                      dpn_team_fn *part, float *from, float *to)
 {
     struct gpool_job job = {.exec = exec,
                             .in = &exec->model->values[node->input],

@@ -1,5 +1,5 @@
-/* Maximum and average pooling over square windows. Cost: one pass each way. Sample by sample, each output one fixed
- * chain, so any cut gives the same bits.
+/* Maximum and average pooling over square windows. Cost: one pass each way. Sample by sample, each output one
+ * fixed chain, so any cut gives the same bits.
  */
 #include <assert.h>
 
@@ -129,7 +129,8 @@ int dpn_build_max_pool(struct dpn_model_builder *builder, int input, size_t kern
     return pool_build(builder, input, (struct dpn_window){kernel, kernel, stride, pad, 0});
 }
 
-int dpn_build_average_pool(struct dpn_model_builder *builder, int input, size_t kernel, size_t stride, size_t pad)
+int dpn_build_average_pool(struct dpn_model_builder *builder, int input, size_t kernel, size_t stride,
+                           size_t pad)
 {
     return pool_build(builder, input, (struct dpn_window){kernel, kernel, stride, pad, 1});
 }

@@ -1,5 +1,5 @@
-/* ReLU, in place where nobody else reads its input. Cost: one pass over the value each way, 8 bytes an element forward,
- * 12 backward. Element by element, so any cut gives the same bits.
+/* ReLU, in place where nobody else reads its input. Cost: one pass over the value each way, 8 bytes an
+ * element forward, 12 backward. Element by element, so any cut gives the same bits.
  */
 #include <assert.h>
 

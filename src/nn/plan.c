@@ -1,9 +1,9 @@
-/* The memory plan of an exec: every activation and gradient gets its place for as long as it is needed, in one piece of
- * memory that they share over time.
+/* The memory plan of an exec: every activation and gradient gets its place for as long as it is needed, in
+ * one piece of memory that they share over time.
  *
- * Time runs through the nodes forward (0 .. n-1), the loss (n), and backward (2n-i for node i). Largest first, each
- * buffer goes to the lowest place that no buffer alive at the same time occupies. Values that share a buffer
- * are one, named by their root.
+ * Time runs through the nodes forward (0 .. n-1), the loss (n), and backward (2n-i for node i). Largest
+ * first, each buffer goes to the lowest place that no buffer alive at the same time occupies. Values that
+ * share a buffer are one, named by their root.
  */
 #include <assert.h>
 #include <stdint.h>
@@ -199,7 +199,8 @@ static void plan_forget_lazy(const struct dpn_model *model, struct dpn_plan *pla
     }
 }
 
-static void plan_workspace(const struct dpn_model *model, const struct dpn_kernels *kernels, struct dpn_plan *plan)
+static void plan_workspace(const struct dpn_model *model, const struct dpn_kernels *kernels,
+                           struct dpn_plan *plan)
 {
     for (size_t i = 0; i < model->n_nodes; i++) {
         const struct dpn_node *node = &model->nodes[i];

@@ -65,7 +65,8 @@ static int zoo_conv_norm(struct dpn_model_builder *builder, int x, const char *o
     char conv[DPN_NAME_BYTES], norm[DPN_NAME_BYTES];
     snprintf(conv, sizeof conv, "%s.%d", owner, at);
     snprintf(norm, sizeof norm, "%s.%d", owner, at + 1);
-    x = dpn_build_conv(builder, x, conv, &(struct dpn_conv_options){out, kernel, kernel, stride, kernel / 2, .bias = 0});
+    x = dpn_build_conv(builder, x, conv,
+                       &(struct dpn_conv_options){out, kernel, kernel, stride, kernel / 2, .bias = 0});
     return dpn_build_batch_norm(builder, x, norm);
 }
 
@@ -84,8 +85,8 @@ static int zoo_block(struct dpn_model_builder *builder, int x, const char *owner
     return dpn_build_relu(builder, dpn_build_add(builder, y, shortcut));
 }
 
-/* The form for CIFAR: a 3x3 stem, then stages conv2, conv3, ... of blocks, each but the first halving the image and
- * doubling the channels. */
+/* The form for CIFAR: a 3x3 stem, then stages conv2, conv3, ... of blocks, each but the first halving the
+ * image and doubling the channels. */
 static int zoo_resnet(struct dpn_model_builder *builder, const size_t *blocks, size_t stages)
 {
     size_t width;

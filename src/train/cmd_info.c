@@ -248,8 +248,8 @@ static enum dpn_status info_unknown(const char *path, const uint8_t *head, size_
         what = "a zip archive (torch.save writes such; save safetensors instead)";
     if (n >= 2 && head[0] == 0x80 && head[1] <= 5) what = "a Python pickle";
     if (head[0] == '<') what = "HTML or XML";
-    return dpn_fail(DPN_ERR_INPUT, "%s: is neither safetensors nor a data file but %s: it begins with%s", path, what,
-                    hex);
+    return dpn_fail(DPN_ERR_INPUT, "%s: is neither safetensors nor a data file but %s: it begins with%s",
+                    path, what, hex);
 }
 
 static enum dpn_status info_file(const char *path)

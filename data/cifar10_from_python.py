@@ -21,11 +21,10 @@ class Array:
         self.shape, self.data = None, None
 
     def __setstate__(self, state):
-        _, self.shape, dtype, fortran, self.data = state
+        _, self.shape, dtype, fortran, data = state
         if dtype.name not in ("u1", "|u1") or fortran:
-            raise ValueError("an array of type %s" % dtype.name)
-        if isinstance(self.data, str):
-            self.data = self.data.encode("latin-1")
+            raise ValueError("an array of type %s%s" % (dtype.name, ", in Fortran order" if fortran else ""))
+        self.data = data.encode("latin-1") if isinstance(data, str) else bytes(data)
 
 
 class Dtype:
@@ -34,6 +33,12 @@ class Dtype:
 
     def __setstate__(self, state):
         pass
+
+
+def from_buffer(data, dtype, shape, order):
+    array = Array()
+    array.__setstate__((1, shape, dtype, order != "C", data))
+    return array
 
 
 def encode(text, encoding):
@@ -45,6 +50,8 @@ def encode(text, encoding):
 KNOWN = {
     ("numpy.core.multiarray", "_reconstruct"): lambda *_: Array(),
     ("numpy._core.multiarray", "_reconstruct"): lambda *_: Array(),
+    ("numpy.core.numeric", "_frombuffer"): from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): from_buffer,
     ("numpy", "ndarray"): Array,
     ("numpy", "dtype"): Dtype,
     ("_codecs", "encode"): encode,
@@ -71,15 +78,20 @@ def convert(source, target):
         shape, pixels = pixels.shape, pixels.data
         if len(shape) != 2 or shape[1] != PIXELS or shape[0] * PIXELS != len(pixels):
             raise ValueError("data of shape %s" % (shape,))
-    if len(labels) * PIXELS != len(pixels):
+    if not labels or len(labels) * PIXELS != len(pixels):
         raise ValueError("%d labels for %d bytes of pixels" % (len(labels), len(pixels)))
     if any(not isinstance(label, int) or not 0 <= label <= 9 for label in labels):
         raise ValueError("a label outside 0 to 9")
     part = target + ".part"
-    with open(part, "wb") as file:
-        for i, label in enumerate(labels):
-            file.write(bytes([label]) + pixels[i * PIXELS:(i + 1) * PIXELS])
-    os.replace(part, target)
+    try:
+        with open(part, "wb") as file:
+            for i, label in enumerate(labels):
+                file.write(bytes([label]) + pixels[i * PIXELS:(i + 1) * PIXELS])
+        os.replace(part, target)
+    except OSError:
+        if os.path.exists(part):
+            os.remove(part)
+        raise
     print("%s: %d images" % (target, len(labels)))
 
 

@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "core/status.h"
 
@@ -22,8 +23,8 @@ struct dpn_samples {
     const float *f32;
     const int32_t *labels; /* each in 0..classes-1, checked at load */
     /* CRC-32 over the images file's and then the labels file's uncompressed bytes (their CRCs combined), so
-     * raw and gzip give the same; of a generated set: over the pixels, then the labels as little-endian
-     * int32. */
+     * raw and gzip give the same; of CIFAR-10: over its files' bytes in order; of NumPy arrays: see
+     * data_npy.c; of a generated set: over the pixels, then the labels as little-endian int32. */
     uint32_t crc;
 };
 
@@ -111,6 +112,14 @@ enum dpn_status dpn_idx_read_any(const char *path, struct dpn_idx *idx);
 
 /* CIFAR-10's binary form: a label byte and 3 planes of 32x32 bytes. */
 enum { DPN_CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32 };
+/* Opens a batch file; *RECORDS is at least 1. Refused with DPN_ERR_INPUT naming PATH: what is no regular
+ * file, a size that is no whole number of records, gzip, and Python's pickle form (also where PATH without
+ * ".bin" is there instead). The caller closes *FILE. */
+enum dpn_status dpn_cifar_open(const char *path, FILE **file, size_t *records);
+/* Reads the next RECORDS records: their planes to PIXELS, their labels, checked to be 0 to 9, to LABELS; *CRC
+ * is continued over their bytes. PATH is for errors. */
+enum dpn_status dpn_cifar_read(const char *path, FILE *file, size_t records, uint8_t *pixels, int32_t *labels,
+                               uint32_t *crc);
 
 /* NumPy's .npy form, versions 1 to 3, C order, little-endian: the file mapped read-only. */
 enum { DPN_NPY_MAX_RANK = 8 };

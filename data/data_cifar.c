@@ -2,7 +2,7 @@
  * of records of 1 label byte and 3072 pixel bytes (3 planes of 32x32). All six files must be there; how many
  * records each has is its own affair.
  *
- * Memory: one byte a pixel and four a label; files are read straight into the images' place. Checksum of a
+ * Memory: one byte a pixel and four a label; pixels are read straight to where they stay. Checksum of a
  * part: CRC-32 over its files' bytes in order.
  */
 #include <errno.h>
@@ -20,18 +20,14 @@ enum {
     CIFAR_PIXELS = CIFAR_RECORD - 1,
     CIFAR_CLASSES = 10,
     CIFAR_FILES = 5,
+    CIFAR_OFFICIAL_RECORDS = 10000,
+    CIFAR_BUFFER_BYTES = 256 << 10,
 };
 
 struct cifar_storage {
     uint8_t *images[2]; /* train, test */
     int32_t *labels[2];
 };
-
-static void cifar_file_name(int part, int file, char *name, size_t size)
-{
-    if (part) snprintf(name, size, "test_batch.bin");
-    else snprintf(name, size, "data_batch_%d.bin", file + 1);
-}
 
 /* The folder is known by any of its files, in either form. */
 static enum dpn_status cifar_holds(const char *dir, int *holds)
@@ -51,39 +47,37 @@ static enum dpn_status cifar_holds(const char *dir, int *holds)
     return DPN_OK;
 }
 
+/* ---- one file ---- */
+
 #define CIFAR_CONVERT "data/cifar10_from_python.py converts CIFAR-10's Python form"
 
-static enum dpn_status cifar_missing(const char *dir, const char *path, const char *name)
+/* What to say of PATH that could not be opened for ERROR. */
+static enum dpn_status cifar_missing(const char *path, int error)
 {
     struct stat st;
-    char *pickle = NULL;
-    int length = (int)strlen(name) - (int)strlen(".bin");
-    int error = errno;
-    if (asprintf(&pickle, "%s/%.*s", dir, length, name) < 0)
-        return dpn_fail(DPN_ERR_NOMEM, "%s: no memory for a path", dir);
-    int there = stat(pickle, &st) == 0;
-    enum dpn_status status =
-        there ? dpn_fail(DPN_ERR_INPUT, "%s: not there, but %s is: wanted is the binary form; " CIFAR_CONVERT,
-                         path, pickle)
-              : dpn_fail_errno(DPN_ERR_INPUT, error, "%s: cannot open", path);
+    char *pickle = strdup(path), *suffix = pickle ? strrchr(pickle, '.') : NULL;
+    if (!pickle) return dpn_fail(DPN_ERR_NOMEM, "%s: no memory for a path", path);
+    if (suffix) *suffix = '\0';
+    enum dpn_status status;
+    if (error == ENOENT && suffix && stat(pickle, &st) == 0)
+        status = dpn_fail(DPN_ERR_INPUT,
+                          "%s: not there, but %s is: wanted is the binary form; " CIFAR_CONVERT, path,
+                          pickle);
+    else status = dpn_fail_errno(DPN_ERR_INPUT, error, "%s: cannot open", path);
     free(pickle);
     return status;
 }
 
-/* Opens a file and finds out how many records it has. */
-static enum dpn_status cifar_open_file(const char *dir, const char *name, const char *path, int *fd,
-                                       size_t *records)
+static enum dpn_status cifar_check(const char *path, int fd, size_t *records)
 {
     struct stat st;
     unsigned char head[2] = {0, 0};
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (*fd < 0) return cifar_missing(dir, path, name);
-    if (fstat(*fd, &st) != 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read", path);
+    if (fstat(fd, &st) != 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read", path);
     if (!S_ISREG(st.st_mode))
         return dpn_fail(DPN_ERR_INPUT, "%s: is %s, not a file", path,
                         S_ISDIR(st.st_mode) ? "a folder" : "special");
-    ssize_t got = pread(*fd, head, sizeof head, 0);
-    if (got < 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read", path);
+    if (pread(fd, head, sizeof head, 0) < 0)
+        return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read", path);
     if (head[0] == 0x80 && head[1] >= 2 && head[1] <= 5)
         return dpn_fail(DPN_ERR_INPUT, "%s: is a Python pickle, wanted is the binary form; " CIFAR_CONVERT,
                         path);
@@ -91,49 +85,59 @@ static enum dpn_status cifar_open_file(const char *dir, const char *name, const 
         return dpn_fail(DPN_ERR_INPUT, "%s: is compressed with gzip; wanted is the file as it unpacks", path);
     *records = (size_t)st.st_size / CIFAR_RECORD;
     if (st.st_size == 0 || (size_t)st.st_size % CIFAR_RECORD != 0)
-        return dpn_fail(DPN_ERR_INPUT, "%s: %lld bytes are no whole number of records of %d bytes", path,
-                        (long long)st.st_size, CIFAR_RECORD);
+        return dpn_fail(DPN_ERR_INPUT,
+                        "%s: %lld bytes are no whole number of records of %d bytes (official files have %d)",
+                        path, (long long)st.st_size, CIFAR_RECORD, CIFAR_OFFICIAL_RECORDS * CIFAR_RECORD);
     return DPN_OK;
 }
 
-/* RECORDS records of FD, sample numbers from FIRST on. */
-static enum dpn_status cifar_read_records(const char *path, int fd, size_t records, size_t first,
-                                          uint8_t *images, int32_t *labels, uint32_t *crc)
+enum dpn_status dpn_cifar_open(const char *path, FILE **file, size_t *records)
 {
-    unsigned char record[CIFAR_RECORD];
-    FILE *file = fdopen(dup(fd), "rb");
-    if (!file) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s: cannot read", path);
-    enum dpn_status status = DPN_OK;
-    for (size_t i = 0; i < records && status == DPN_OK; i++) {
-        if (fread(record, sizeof record, 1, file) != 1)
-            status = dpn_fail(DPN_ERR_INPUT, "%s: cannot read record %zu of %zu", path, i, records);
-        else if (record[0] >= CIFAR_CLASSES)
-            status = dpn_fail(DPN_ERR_INPUT, "%s: label %u at index %zu, wanted 0 to %d", path, record[0], i,
-                              CIFAR_CLASSES - 1);
-        labels[first + i] = record[0];
-        memcpy(images + (first + i) * CIFAR_PIXELS, record + 1, CIFAR_PIXELS);
-        *crc = dpn_crc32(*crc, record, sizeof record);
-    }
-    fclose(file);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return cifar_missing(path, errno);
+    enum dpn_status status = cifar_check(path, fd, records);
+    *file = status == DPN_OK ? fdopen(fd, "rb") : NULL;
+    if (status == DPN_OK && !*file) status = dpn_fail_errno(DPN_ERR_NOMEM, errno, "%s: cannot read", path);
+    if (*file) setvbuf(*file, NULL, _IOFBF, CIFAR_BUFFER_BYTES); /* a label at a time is asked for */
+    if (status != DPN_OK) close(fd);
     return status;
 }
 
+enum dpn_status dpn_cifar_read(const char *path, FILE *file, size_t records, uint8_t *pixels, int32_t *labels,
+                               uint32_t *crc)
+{
+    for (size_t i = 0; i < records; i++) {
+        uint8_t *image = pixels + i * CIFAR_PIXELS, label;
+        if (fread(&label, 1, 1, file) != 1 || fread(image, CIFAR_PIXELS, 1, file) != 1)
+            return dpn_fail(DPN_ERR_INPUT, "%s: cannot read record %zu of %zu", path, i, records);
+        if (label >= CIFAR_CLASSES)
+            return dpn_fail(DPN_ERR_INPUT, "%s: label %u at index %zu, wanted 0 to %d", path, label, i,
+                            CIFAR_CLASSES - 1);
+        labels[i] = label;
+        *crc = dpn_crc32(dpn_crc32(*crc, &label, 1), image, CIFAR_PIXELS);
+    }
+    return DPN_OK;
+}
+
+/* ---- the files of a part ---- */
+
 struct cifar_part {
-    char names[CIFAR_FILES][24];
     char *paths[CIFAR_FILES]; /* malloc'd */
-    int fds[CIFAR_FILES];
-    size_t records[CIFAR_FILES], files, n;
+    FILE *files[CIFAR_FILES];
+    size_t records[CIFAR_FILES];
+    size_t n_files, n;
 };
 
 static enum dpn_status cifar_open_files(const char *dir, int part, struct cifar_part *p)
 {
-    for (size_t f = 0; f < p->files; f++) {
-        cifar_file_name(part, (int)f, p->names[f], sizeof p->names[f]);
-        if (asprintf(&p->paths[f], "%s/%s", dir, p->names[f]) < 0) {
+    for (size_t f = 0; f < p->n_files; f++) {
+        int length = part ? asprintf(&p->paths[f], "%s/test_batch.bin", dir)
+                          : asprintf(&p->paths[f], "%s/data_batch_%zu.bin", dir, f + 1);
+        if (length < 0) {
             p->paths[f] = NULL;
             return dpn_fail(DPN_ERR_NOMEM, "%s: no memory for a path", dir);
         }
-        DPN_TRY(cifar_open_file(dir, p->names[f], p->paths[f], &p->fds[f], &p->records[f]));
+        DPN_TRY(dpn_cifar_open(p->paths[f], &p->files[f], &p->records[f]));
         p->n += p->records[f];
     }
     return DPN_OK;
@@ -143,15 +147,16 @@ static enum dpn_status cifar_read_part(struct dpn_dataset *dataset, int part, st
 {
     struct cifar_storage *storage = dataset->storage;
     struct dpn_samples *samples = part ? &dataset->test : &dataset->train;
-    size_t first = 0;
     DPN_TRY(dpn_data_check_fits(dataset->path, p->n, CIFAR_PIXELS + sizeof(int32_t)));
     storage->images[part] = malloc(p->n * CIFAR_PIXELS);
     storage->labels[part] = malloc(p->n * sizeof(int32_t));
     if (!storage->images[part] || !storage->labels[part])
         return dpn_fail(DPN_ERR_NOMEM, "%s: no memory for %zu images", dataset->path, p->n);
-    for (size_t f = 0; f < p->files; f++) {
-        DPN_TRY(cifar_read_records(p->paths[f], p->fds[f], p->records[f], first, storage->images[part],
-                                   storage->labels[part], &samples->crc));
+    size_t first = 0;
+    for (size_t f = 0; f < p->n_files; f++) {
+        DPN_TRY(dpn_cifar_read(p->paths[f], p->files[f], p->records[f],
+                               storage->images[part] + first * CIFAR_PIXELS, storage->labels[part] + first,
+                               &samples->crc));
         first += p->records[f];
     }
     samples->n = p->n;
@@ -161,14 +166,14 @@ static enum dpn_status cifar_read_part(struct dpn_dataset *dataset, int part, st
     return DPN_OK;
 }
 
+/* All files are opened before the first is read: a missing one is found at once. */
 static enum dpn_status cifar_open_part(struct dpn_dataset *dataset, int part)
 {
-    struct cifar_part p = {.files = part ? 1 : CIFAR_FILES};
-    for (size_t f = 0; f < CIFAR_FILES; f++) p.fds[f] = -1;
+    struct cifar_part p = {.n_files = part ? 1 : CIFAR_FILES};
     enum dpn_status status = cifar_open_files(dataset->path, part, &p);
     if (status == DPN_OK) status = cifar_read_part(dataset, part, &p);
-    for (size_t f = 0; f < CIFAR_FILES; f++) {
-        if (p.fds[f] >= 0) close(p.fds[f]);
+    for (size_t f = 0; f < p.n_files; f++) {
+        if (p.files[f]) fclose(p.files[f]);
         free(p.paths[f]);
     }
     return status;

@@ -4,18 +4,24 @@
  * y: integers, one per sample; classes are 0 to the largest label of both parts (at least 2 of them). x is
  * mapped and read where it lies, so sets larger than memory work; y is converted. Bytes are divided by 255,
  * floats are taken as they are; whether they are finite is found out by the loss. Checksum of a part: CRC-32
- * over the shape, the labels, and of x its first and last 64 KiB and 4 KiB of every MiB, so that opening a
- * large set does not read all of it.
+ * over the shape, the labels, and x: all of it up to 64 MiB, else its first and last 64 KiB and 4 KiB of
+ * every MiB, so that opening a large set does not read all of it. So another set is found out; a change of
+ * a few samples in a large one may not be.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "data/data.h"
 
-enum { NPY_END_BYTES = 64 << 10, NPY_STEP_BYTES = 1 << 20, NPY_SAMPLE_BYTES = 4 << 10 };
+enum {
+    NPY_WHOLE_BYTES = 64 << 20, /* up to here the checksum covers everything */
+    NPY_END_BYTES = 64 << 10,
+    NPY_STEP_BYTES = 1 << 20,
+    NPY_SAMPLE_BYTES = 4 << 10,
+};
 
 struct npy_storage {
     struct dpn_npy images[2]; /* train, test */
@@ -105,13 +111,13 @@ static enum dpn_status npy_image_shape(const char *path, const struct dpn_npy *n
 static uint32_t npy_checksum(const struct dpn_npy *images, const int32_t *labels)
 {
     size_t bytes = images->elems * images->item_bytes;
-    size_t end = bytes < NPY_END_BYTES ? bytes : NPY_END_BYTES;
     uint32_t crc = dpn_crc32(0, images->dims, images->rank * sizeof *images->dims);
     crc = dpn_crc32(crc, labels, images->dims[0] * sizeof *labels);
-    crc = dpn_crc32(crc, images->data, end);
+    if (bytes <= NPY_WHOLE_BYTES) return dpn_crc32(crc, images->data, bytes);
+    crc = dpn_crc32(crc, images->data, NPY_END_BYTES);
     for (size_t at = NPY_STEP_BYTES; at + NPY_SAMPLE_BYTES <= bytes; at += NPY_STEP_BYTES)
         crc = dpn_crc32(crc, images->data + at, NPY_SAMPLE_BYTES);
-    return dpn_crc32(crc, images->data + (bytes - end), end);
+    return dpn_crc32(crc, images->data + (bytes - NPY_END_BYTES), NPY_END_BYTES);
 }
 
 static enum dpn_status npy_read_part(struct dpn_dataset *dataset, int part, const char *images_path,
@@ -138,6 +144,7 @@ static enum dpn_status npy_read_part(struct dpn_dataset *dataset, int part, cons
     if (images->kind == 'u') samples->u8 = images->data;
     else samples->f32 = (const float *)(const void *)images->data;
     samples->crc = npy_checksum(images, storage->labels[part]);
+    dataset->storage_bytes += images->elems * images->item_bytes + samples->n * sizeof *samples->labels;
     return DPN_OK;
 }
 
@@ -146,8 +153,10 @@ static enum dpn_status npy_open_part(struct dpn_dataset *dataset, int part)
     char *images = NULL, *labels = NULL;
     enum dpn_status status = npy_path(dataset, part, 'x', &images);
     if (status == DPN_OK) status = npy_path(dataset, part, 'y', &labels);
-    /* A set without both test files has no test part; with one of them it is refused by opening the other. */
-    int there = status == DPN_OK && (access(images, F_OK) == 0 || access(labels, F_OK) == 0);
+    /* A set without both test files has no test part; with one of them it is refused by opening the other.
+     * A link to nowhere counts as there. */
+    struct stat st;
+    int there = status == DPN_OK && (lstat(images, &st) == 0 || lstat(labels, &st) == 0);
     if (status == DPN_OK && (there || !part)) status = npy_read_part(dataset, part, images, labels);
     free(images);
     free(labels);

@@ -46,7 +46,9 @@ static enum dpn_status npy_string(struct npy_text *text, char value[NPY_TEXT_BYT
     if (quote != '\'' && quote != '"')
         return npy_bad(text, "a string is wanted (structured types are not read)");
     for (text->at++; text->at < text->end && *text->at != quote; text->at++) {
-        if (n + 1 >= NPY_TEXT_BYTES || *text->at == '\\') return npy_bad(text, "a string is too long");
+        if (*text->at < ' ' || *text->at > '~' || *text->at == '\\')
+            return npy_bad(text, "a string holds what is no plain text");
+        if (n + 1 >= NPY_TEXT_BYTES) return npy_bad(text, "a string is too long");
         value[n++] = *text->at;
     }
     value[n] = '\0';
@@ -77,15 +79,19 @@ static enum dpn_status npy_number(struct npy_text *text, size_t *value)
 
 static enum dpn_status npy_shape(struct npy_text *text, struct dpn_npy *npy)
 {
+    int commas = 0;
     if (!npy_take(text, '(')) return npy_bad(text, "shape is no tuple");
     npy->rank = 0;
     while (!npy_take(text, ')')) {
         if (npy->rank == DPN_NPY_MAX_RANK) return npy_bad(text, "more than 8 dimensions");
         DPN_TRY(npy_number(text, &npy->dims[npy->rank++]));
-        if (!npy_take(text, ',') && !(text->at < text->end && *text->at == ')'))
+        int comma = npy_take(text, ',');
+        if (!comma && !(text->at < text->end && *text->at == ')'))
             return npy_bad(text, "shape is no tuple of sizes");
+        commas += comma;
     }
-    return DPN_OK;
+    /* Python's (3) is a number. */
+    return npy->rank == 1 && !commas ? npy_bad(text, "shape is no tuple") : DPN_OK;
 }
 
 static enum dpn_status npy_type(struct npy_text *text, struct dpn_npy *npy)
@@ -96,8 +102,10 @@ static enum dpn_status npy_type(struct npy_text *text, struct dpn_npy *npy)
     if (known && type[0] == '>' && type[2] != '1')
         return dpn_fail(DPN_ERR_INPUT, "%s: elements of type '%s' are big-endian; wanted is little-endian",
                         text->path, type);
-    if (!known || !strchr("<|>", type[0]) || (type[1] == 'f' && type[2] == '1'))
-        return dpn_fail(DPN_ERR_INPUT, "%s: elements of type '%s' are not read", text->path, type);
+    if (!known || !strchr("<|>", type[0]) || (type[0] == '|') > (type[2] == '1') ||
+        (type[1] == 'f' && type[2] == '1'))
+        return dpn_fail(DPN_ERR_INPUT, "%s: elements of type '%s' are not read, only integers and floats",
+                        text->path, type);
     npy->kind = type[1];
     npy->item_bytes = (size_t)(type[2] - '0');
     return DPN_OK;
@@ -163,12 +171,13 @@ static enum dpn_status npy_parse(const char *path, struct dpn_npy *npy)
     }
     unsigned version = bytes[6];
     size_t start = version == 1 ? 10 : 12;
-    if (version < 1 || version > 3)
+    if (version < 1 || version > 3 || bytes[7] != 0)
         return dpn_fail(DPN_ERR_INPUT, "%s: .npy version %u.%u is not known", path, version, bytes[7]);
     size_t length = bytes[8] + 256u * bytes[9];
     if (version > 1 && npy->map_bytes >= 12) length += 65536u * bytes[10] + ((size_t)bytes[11] << 24);
     if (length > NPY_MAX_HEADER || start + length > npy->map_bytes)
-        return dpn_fail(DPN_ERR_INPUT, "%s: bad .npy header: a length of %zu bytes", path, length);
+        return dpn_fail(DPN_ERR_INPUT, "%s: bad .npy header: %zu bytes long in a file of %zu", path, length,
+                        npy->map_bytes);
     struct npy_text text = {path, (const char *)bytes + start, (const char *)bytes + start + length};
     DPN_TRY(npy_header(&text, npy));
     return npy_check_size(path, npy, start + length);

@@ -134,19 +134,24 @@ static enum dpn_status info_safetensors(const char *path, int whole)
 
 /* ---- IDX ---- */
 
-static void info_labels(const struct dpn_idx *idx)
+static void info_counts(const size_t counts[256])
 {
-    size_t counts[256] = {0};
-    for (size_t i = 0; i < idx->dims[0]; i++) counts[idx->bytes[i]]++;
     for (int value = 0; value < 256; value++)
         if (counts[value] > 0) dpn_note("  label %-3d %10zu", value, counts[value]);
 }
 
-static void info_pixels(const struct dpn_idx *idx, size_t n)
+static void info_labels(const struct dpn_idx *idx)
+{
+    size_t counts[256] = {0};
+    for (size_t i = 0; i < idx->dims[0]; i++) counts[idx->bytes[i]]++;
+    info_counts(counts);
+}
+
+static void info_pixels(const uint8_t *pixels, size_t n)
 {
     double sum = 0, squares = 0;
     for (size_t i = 0; i < n; i++) {
-        const double x = idx->bytes[i] / 255.0;
+        const double x = pixels[i] / 255.0;
         sum += x;
         squares += x * x;
     }
@@ -170,14 +175,55 @@ static enum dpn_status info_idx(const char *path, int histogram)
              idx.gzip ? " (gzip)" : "", idx.magic == DPN_IDX_LABELS ? "labels" : "bytes", dims,
              idx.file_bytes, idx.crc);
     if (histogram && idx.rank == 1) info_labels(&idx);
-    if (histogram && idx.rank > 1) info_pixels(&idx, n);
+    if (histogram && idx.rank > 1) info_pixels(idx.bytes, n);
     free(idx.bytes);
     return DPN_OK;
 }
 
 /* ---- NumPy arrays and CIFAR-10's batch files ---- */
 
-static enum dpn_status info_npy(const char *path)
+/* Element I as a number; of half precision there is none. */
+static double info_npy_value(const struct dpn_npy *npy, size_t i)
+{
+    const uint8_t *at = npy->data + i * npy->item_bytes;
+    uint64_t bits = 0;
+    double wide;
+    float narrow;
+    memcpy(&bits, at, npy->item_bytes);
+    if (npy->kind == 'u') return (double)bits;
+    const unsigned unused = 64 - 8 * (unsigned)npy->item_bytes;
+    if (npy->kind == 'i') return (double)((int64_t)(bits << unused) >> unused);
+    if (npy->item_bytes == sizeof(wide)) {
+        memcpy(&wide, at, sizeof(wide));
+        return wide;
+    }
+    memcpy(&narrow, at, sizeof(narrow));
+    return narrow;
+}
+
+static void info_npy_values(const struct dpn_npy *npy)
+{
+    double least = INFINITY, greatest = -INFINITY, sum = 0, squares = 0;
+    size_t finite = 0;
+    if (npy->elems == 0 || (npy->kind == 'f' && npy->item_bytes == 2)) return;
+    for (size_t i = 0; i < npy->elems; i++) {
+        const double x = info_npy_value(npy, i);
+        if (!isfinite(x)) continue;
+        finite++;
+        least = x < least ? x : least;
+        greatest = x > greatest ? x : greatest;
+        sum += x;
+        squares += x * x;
+    }
+    if (finite > 0) {
+        const double n = (double)finite, mean = sum / n, variance = squares / n - mean * mean;
+        dpn_note("  values of %.9g to %.9g: mean %.6g, standard deviation %.6g", least, greatest, mean,
+                 sqrt(variance > 0 ? variance : 0));
+    }
+    if (finite < npy->elems) dpn_note("  NOT FINITE: %zu of %zu values", npy->elems - finite, npy->elems);
+}
+
+static enum dpn_status info_npy(const char *path, int whole)
 {
     struct dpn_npy npy;
     char shape[INFO_TEXT_BYTES];
@@ -188,20 +234,36 @@ static enum dpn_status info_npy(const char *path)
              : npy.kind == 'u' ? "uint"
                                : "int",
              8 * npy.item_bytes, shape, npy.map_bytes);
+    if (whole) info_npy_values(&npy);
     dpn_npy_close(&npy);
     return DPN_OK;
 }
 
-static enum dpn_status info_cifar(const char *path)
+static enum dpn_status info_cifar(const char *path, int whole)
 {
-    struct stat info;
-    if (stat(path, &info) != 0) return dpn_fail_errno(DPN_ERR_INPUT, errno, "%s", path);
-    if (info.st_size == 0 || info.st_size % DPN_CIFAR_RECORD_BYTES != 0)
-        return dpn_fail(DPN_ERR_INPUT, "%s: %lld bytes are no whole number of records of %d bytes", path,
-                        (long long)info.st_size, DPN_CIFAR_RECORD_BYTES);
-    dpn_note("%s: batch file of CIFAR-10 | %lld images of 3x32x32", path,
-             (long long)info.st_size / DPN_CIFAR_RECORD_BYTES);
-    return DPN_OK;
+    const size_t image_bytes = DPN_CIFAR_RECORD_BYTES - 1;
+    FILE *file;
+    size_t n, counts[256] = {0};
+    uint32_t crc = 0;
+    DPN_TRY(dpn_cifar_open(path, &file, &n));
+    uint8_t *pixels = malloc(n * image_bytes);
+    int32_t *labels = malloc(n * sizeof(*labels));
+    enum dpn_status status = pixels && labels
+                                 ? dpn_cifar_read(path, file, n, pixels, labels, &crc)
+                                 : dpn_fail(DPN_ERR_NOMEM, "%s: no memory for %zu images", path, n);
+    if (status == DPN_OK) {
+        for (size_t i = 0; i < n; i++) counts[labels[i]]++;
+        dpn_note("%s: batch file of CIFAR-10 | %zu images of 3x32x32 | CRC-32 of contents %08" PRIx32, path,
+                 n, crc);
+    }
+    if (status == DPN_OK && whole) {
+        info_counts(counts);
+        info_pixels(pixels, n * image_bytes);
+    }
+    free(labels);
+    free(pixels);
+    fclose(file);
+    return status;
 }
 
 /* ---- by content ---- */
@@ -246,7 +308,8 @@ static enum dpn_status info_unknown(const char *path, const uint8_t *head, size_
     if (n == 0) return dpn_fail(DPN_ERR_INPUT, "%s: is empty", path);
     if (n >= 4 && memcmp(head, "PK\3\4", 4) == 0)
         what = "a zip archive (torch.save writes such; save safetensors instead)";
-    if (n >= 2 && head[0] == 0x80 && head[1] <= 5) what = "a Python pickle";
+    if (n >= 2 && head[0] == 0x80 && head[1] <= 5)
+        what = "a Python pickle (data/cifar10_from_python.py converts CIFAR-10's)";
     if (head[0] == '<') what = "HTML or XML";
     return dpn_fail(DPN_ERR_INPUT, "%s: is neither safetensors nor a data file but %s: it begins with%s",
                     path, what, hex);
@@ -261,8 +324,8 @@ static enum dpn_status info_file(const char *path)
     case INFO_SAFETENSORS: return info_safetensors(path, 1);
     case INFO_IDX:
     case INFO_GZIP: return info_idx(path, 1);
-    case INFO_NPY: return info_npy(path);
-    case INFO_CIFAR: return info_cifar(path);
+    case INFO_NPY: return info_npy(path, 1);
+    case INFO_CIFAR: return info_cifar(path, 1);
     case INFO_UNKNOWN: break;
     }
     return info_unknown(path, head, n);
@@ -314,9 +377,9 @@ static enum dpn_status info_folder_entry(void *arg, const char *name)
     if (form == INFO_IDX || form == INFO_GZIP) {
         status = info_idx(path, 0);
     } else if (form == INFO_NPY) {
-        status = info_npy(path);
+        status = info_npy(path, 0);
     } else if (form == INFO_CIFAR) {
-        status = info_cifar(path);
+        status = info_cifar(path, 0);
     } else if (form == INFO_SAFETENSORS) {
         status = info_safetensors(path, 0);
     } else {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Data files: rows D01-D12 of the field cases.
-. "${srcdir:-.}/tests/cli/lib.sh"
+. "${srcdir:-.}/tests/cli/lib.sh" || exit 1
 run() { "$DPNODE" train --devices 0 --quiet --epochs 1 --batch 4 --no-shuffle --data "$@"; }
 fresh() { rm -rf "$work/d"; zeros "$work/d" 0x7,1x6 0x7,1x3; }
 images=$work/d/train-images-idx3-ubyte labels=$work/d/train-labels-idx1-ubyte

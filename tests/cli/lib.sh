@@ -6,7 +6,7 @@ set -u
 srcdir=${srcdir:-.}
 reference=$srcdir/tests/reference
 fashion=/usr/share/datasets/fashion-mnist
-work=$(mktemp -d "${TMPDIR:-/tmp}/dpnode-test.XXXXXX")
+work=$(mktemp -d "${TMPDIR:-/tmp}/dpnode-test.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 failures=0
 

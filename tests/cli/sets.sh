@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Data sets of images: CIFAR-10's binary form, NumPy arrays, fetch.sh, augmentation. Rows D13, D14, R03.
-. "${srcdir:-.}/tests/cli/lib.sh"
+. "${srcdir:-.}/tests/cli/lib.sh" || exit 1
 run() { "$DPNODE" train --devices 0 --quiet --model mlp:hidden=8 --epochs 1 --batch 16 "$@"; }
 
 # ---- CIFAR-10 ----

@@ -1,12 +1,11 @@
-/* Small networks written as a line of text, for tests: as a model of its own ("net:ops=c4k3s1p1-n-r-g-d0"), and
- * computed naively in double, in PyTorch's order and without padding, from the text alone.
+/* Small networks written as a line of text, for tests: as a model of its own ("net:ops=c4k3s1p1-n-r-g-d0"),
+ * and computed naively in double, in PyTorch's order and without padding, from the text alone.
  *
  * Tokens, joined by '-', act on the current value:
- *   c4k3s1p1   convolution, 4 outputs, kernel 3 (k3w1: 3 high, 1 wide), step 1, padding 1; b at the end: with a bias
- *   n r g      batch norm, ReLU, global average pool
- *   m2s2p0     maximum pool, kernel 2, step 2, padding 0; a2s2p0: average pool
- *   d7         dense layer of 7 outputs; d0: of as many as there are classes
- *   [ x +      remember the value; exchange it with the remembered one; add the remembered one, which is forgotten
+ *   c4k3s1p1   convolution, 4 outputs, kernel 3 (k3w1: 3 high, 1 wide), step 1, padding 1; b at the end: with
+ * a bias n r g      batch norm, ReLU, global average pool m2s2p0     maximum pool, kernel 2, step 2, padding
+ * 0; a2s2p0: average pool d7         dense layer of 7 outputs; d0: of as many as there are classes [ x +
+ * remember the value; exchange it with the remembered one; add the remembered one, which is forgotten
  */
 #ifndef DPN_TESTS_NN_NN_NET_H
 #define DPN_TESTS_NN_NN_NET_H
@@ -49,8 +48,8 @@ static inline const char *net_token(const char *text, struct net_token *token)
 
 /* ---- the model ---- */
 
-static inline int net_build_token(struct dpn_model_builder *builder, const struct net_token *t, const char *name,
-                                  int x)
+static inline int net_build_token(struct dpn_model_builder *builder, const struct net_token *t,
+                                  const char *name, int x)
 {
     const struct dpn_conv_options conv = {t->out, t->kernel, t->kernel_width, t->stride, t->pad, t->bias};
     switch (t->op) {
@@ -110,12 +109,13 @@ struct net {
     const char *text;
     size_t channels, height, width, classes, rows;
     int training;
-    double *input;                         /* [rows][channels][height][width] */
-    size_t n_tensors, n_buffers;           /* in order of the text */
-    double *tensor[NET_MAX_TENSORS], *buffer[NET_MAX_TENSORS]; /* buffers: running mean, variance, mean, ... */
+    double *input;               /* [rows][channels][height][width] */
+    size_t n_tensors, n_buffers; /* in order of the text */
+    double *tensor[NET_MAX_TENSORS],
+        *buffer[NET_MAX_TENSORS]; /* buffers: running mean, variance, mean, ... */
     struct net_moments moments[NET_MAX_TENSORS];
-    double *logits;                        /* [rows][classes], of the last run */
-    size_t at_tensor, at_buffer;           /* during a run */
+    double *logits;              /* [rows][classes], of the last run */
+    size_t at_tensor, at_buffer; /* during a run */
 };
 
 static inline double *net_alloc(size_t n)
@@ -138,7 +138,8 @@ static inline struct net_map net_new(const struct net *net, size_t channels, siz
 }
 
 /* Element (Y, X) of one channel's plane, where padding is OUTSIDE. */
-static inline double net_at(const struct net_map *map, const double *plane, size_t y, size_t x, double outside)
+static inline double net_at(const struct net_map *map, const double *plane, size_t y, size_t x,
+                            double outside)
 {
     return y < map->height && x < map->width ? plane[y * map->width + x] : outside;
 }
@@ -157,7 +158,8 @@ static inline double net_conv_sum(const struct net_token *t, const struct net_ma
 
 static inline struct net_map net_conv(struct net *net, const struct net_token *t, const struct net_map *in)
 {
-    const double *weight = net->tensor[net->at_tensor++], *bias = t->bias ? net->tensor[net->at_tensor++] : NULL;
+    const double *weight = net->tensor[net->at_tensor++],
+                 *bias = t->bias ? net->tensor[net->at_tensor++] : NULL;
     struct net_map out = net_new(net, t->out, (in->height + 2 * t->pad - t->kernel) / t->stride + 1,
                                  (in->width + 2 * t->pad - t->kernel_width) / t->stride + 1);
     double *y = out.x;
@@ -189,13 +191,15 @@ static inline struct net_map net_pool(struct net *net, const struct net_token *t
     struct net_token window = *t;
     if (t->op == 'g') window = (struct net_token){.op = 'a', .kernel = 1, .stride = 1};
     struct net_map out =
-        net_new(net, in->channels, t->op == 'g' ? 1 : (in->height + 2 * window.pad - window.kernel) / window.stride + 1,
+        net_new(net, in->channels,
+                t->op == 'g' ? 1 : (in->height + 2 * window.pad - window.kernel) / window.stride + 1,
                 t->op == 'g' ? 1 : (in->width + 2 * window.pad - window.kernel) / window.stride + 1);
     size_t plane = in->height * in->width, size = out.height * out.width;
     for (size_t p = 0; p < net->rows * in->channels; p++)
         for (size_t i = 0; i < size; i++) {
             if (t->op != 'g') {
-                out.x[p * size + i] = net_window(&window, in, in->x + p * plane, i / out.width, i % out.width);
+                out.x[p * size + i] = net_window(&window, in, in->x + p * plane, i / out.width,
+                                                 i % out.width);
                 continue;
             }
             for (size_t k = 0; k < plane; k++) out.x[p] += in->x[p * plane + k] / (double)plane;
@@ -203,8 +207,8 @@ static inline struct net_map net_pool(struct net *net, const struct net_token *t
     return out;
 }
 
-static inline void net_channel_moments(const struct net *net, const struct net_map *in, size_t c, double *mean,
-                                       double *var)
+static inline void net_channel_moments(const struct net *net, const struct net_map *in, size_t c,
+                                       double *mean, double *var)
 {
     size_t plane = in->height * in->width, n = net->rows * plane;
     *mean = *var = 0;
@@ -331,7 +335,8 @@ static inline double *net_import(const struct dpn_tensor *tensor, const float *a
 }
 
 /* TEXT with the parameters, running statistics and input of an exec of the same network. */
-static inline void net_open(struct net *net, const char *text, const struct dpn_exec *exec, size_t rows, int training)
+static inline void net_open(struct net *net, const char *text, const struct dpn_exec *exec, size_t rows,
+                            int training)
 {
     const struct dpn_model *model = exec->model;
     const struct dpn_value *in = &model->values[0];
@@ -346,14 +351,16 @@ static inline void net_open(struct net *net, const char *text, const struct dpn_
                         .n_buffers = model->n_buffers};
     net->input = net_alloc(rows * in->elems);
     net->logits = net_alloc(rows * model->classes);
-    for (size_t t = 0; t < model->n_tensors; t++) net->tensor[t] = net_import(&model->tensors[t], exec->params);
+    for (size_t t = 0; t < model->n_tensors; t++)
+        net->tensor[t] = net_import(&model->tensors[t], exec->params);
     for (size_t b = 0; b < model->n_buffers; b++) {
         net->buffer[b] = net_import(&model->buffers[b], exec->buffers);
         net->moments[b / 2].mean = b % 2 ? net->moments[b / 2].mean : net_alloc(model->buffers[b].elems);
         net->moments[b / 2].var = b % 2 ? net->moments[b / 2].var : net_alloc(model->buffers[b].elems);
     }
     for (size_t i = 0; i < rows * in->elems; i++) {
-        size_t r = i / in->elems, c = i / (in->height * in->width) % in->channels, p = i % (in->height * in->width);
+        size_t r = i / in->elems, c = i / (in->height * in->width) % in->channels,
+               p = i % (in->height * in->width);
         net->input[i] = exec->value[0][r * in->stride + p * in->cstride + c];
     }
 }

@@ -43,10 +43,12 @@ static const struct dpn_model_class nn_model_odd = {.name = "odd",
                                                     .build = nn_build_odd};
 
 const struct dpn_model_class *const dpn_model_classes[] =
-    {&dpn_model_dense,    &dpn_model_mlp, &dpn_model_lenet, &dpn_model_resnet18, &dpn_model_resnet20,
-     &dpn_model_resnet34, &nn_model_odd,  &nn_model_net,    NULL};
-const struct dpn_op_class *const dpn_op_classes[] = {&dpn_op_dense, &dpn_op_relu,        &dpn_op_conv, &dpn_op_batch_norm,
-                                                     &dpn_op_pool,  &dpn_op_global_pool, &dpn_op_add,  NULL};
+    {&dpn_model_dense,    &dpn_model_mlp,      &dpn_model_lenet,
+     &dpn_model_resnet18, &dpn_model_resnet20, &dpn_model_resnet34,
+     &nn_model_odd,       &nn_model_net,       NULL};
+const struct dpn_op_class *const dpn_op_classes[] = {&dpn_op_dense,      &dpn_op_relu, &dpn_op_conv,
+                                                     &dpn_op_batch_norm, &dpn_op_pool, &dpn_op_global_pool,
+                                                     &dpn_op_add,        NULL};
 const struct dpn_optimizer_class *const dpn_optimizer_classes[] = {&dpn_optimizer_sgd, &dpn_optimizer_adam,
                                                                    &dpn_optimizer_adamw, NULL};
 
@@ -128,7 +130,8 @@ static NN_UNUSED size_t nn_grad_root(const struct dpn_model *model, size_t value
     return v->grad_shared_with >= 0 ? nn_grad_root(model, (size_t)v->grad_shared_with) : value;
 }
 
-/* Changes PLAN so that nothing is laid over anything else: all that a pass leaves can be looked at afterwards. */
+/* Changes PLAN so that nothing is laid over anything else: all that a pass leaves can be looked at
+ * afterwards. */
 static NN_UNUSED void nn_plan_apart(struct dpn_plan *plan, const struct dpn_model *model, size_t team)
 {
     size_t at = 0;
@@ -152,8 +155,8 @@ static NN_UNUSED void nn_plan_apart(struct dpn_plan *plan, const struct dpn_mode
 }
 
 /* Parameters of seed 3, and start values of running statistics, over RUN's plan. */
-static NN_UNUSED void nn_run_open_plan(struct nn_run *run, struct dpn_model *model, const struct dpn_kernels *kernels,
-                                       struct dpn_team *team)
+static NN_UNUSED void nn_run_open_plan(struct nn_run *run, struct dpn_model *model,
+                                       const struct dpn_kernels *kernels, struct dpn_team *team)
 {
     run->model = model;
     assert_int_equal(run->plan.bytes % DPN_PAGE_BYTES, 0);
@@ -172,16 +175,17 @@ static NN_UNUSED void nn_run_open_plan(struct nn_run *run, struct dpn_model *mod
 }
 
 /* Buffers for MAX_ROWS rows. MODEL stays the caller's. */
-static NN_UNUSED void nn_run_open(struct nn_run *run, struct dpn_model *model, const struct dpn_kernels *kernels,
-                                  struct dpn_team *team, size_t max_rows, int training)
+static NN_UNUSED void nn_run_open(struct nn_run *run, struct dpn_model *model,
+                                  const struct dpn_kernels *kernels, struct dpn_team *team, size_t max_rows,
+                                  int training)
 {
     *run = (struct nn_run){.model = model};
     dpn_plan_make(&run->plan, model, kernels, team ? (size_t)dpn_team_size(team) : 1, max_rows, training);
     nn_run_open_plan(run, model, kernels, team);
 }
 
-static NN_UNUSED void nn_run_open_apart(struct nn_run *run, struct dpn_model *model, const struct dpn_kernels *kernels,
-                                        size_t max_rows)
+static NN_UNUSED void nn_run_open_apart(struct nn_run *run, struct dpn_model *model,
+                                        const struct dpn_kernels *kernels, size_t max_rows)
 {
     *run = (struct nn_run){.model = model};
     dpn_plan_make(&run->plan, model, kernels, 1, max_rows, 1);
@@ -212,19 +216,21 @@ static NN_UNUSED void nn_fill(struct dpn_exec *exec, uint64_t seed, size_t first
     }
 }
 
-/* Parameters of batch norms, biases and running statistics that are not their start values, for tests of arithmetic. */
+/* Parameters of batch norms, biases and running statistics that are not their start values, for tests of
+ * arithmetic. */
 static NN_UNUSED void nn_stir(struct nn_run *run, uint64_t seed)
 {
     const struct dpn_model *model = run->model;
     for (size_t t = 0; t < model->n_tensors + model->n_buffers; t++) {
-        const struct dpn_tensor *tensor =
-            t < model->n_tensors ? &model->tensors[t] : &model->buffers[t - model->n_tensors];
+        const struct dpn_tensor *tensor = t < model->n_tensors ? &model->tensors[t]
+                                                               : &model->buffers[t - model->n_tensors];
         float *at = (t < model->n_tensors ? run->params : run->buffers) + tensor->offset;
         struct dpn_rng rng;
         dpn_rng_init(&rng, seed, DPN_RNG_TEST, 2, t);
         if (tensor->rank != 1) continue;
         for (size_t i = 0; i < tensor->elems; i++)
-            at[i] = (float)(tensor->init == DPN_INIT_ONE ? 0.5 + dpn_rng_uniform(&rng) : 0.3 * dpn_rng_normal(&rng));
+            at[i] = (float)(tensor->init == DPN_INIT_ONE ? 0.5 + dpn_rng_uniform(&rng)
+                                                         : 0.3 * dpn_rng_normal(&rng));
     }
 }
 

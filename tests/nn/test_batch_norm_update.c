@@ -1,5 +1,5 @@
-/* Running statistics: PyTorch's update by hand, averaged over shards or of the whole batch, one value per channel, and
- * what a step of an exec makes of them. */
+/* Running statistics: PyTorch's update by hand, averaged over shards or of the whole batch, one value per
+ * channel, and what a step of an exec makes of them. */
 #include "tests/nn/nn_test.h"
 
 enum { UPDATE_MAX_LEAVES = 8 };
@@ -10,8 +10,8 @@ static struct dpn_model *update_model(void)
 }
 
 /* The moments of one shard's channel of batch norm NORM (a node). */
-static void update_set(const struct dpn_model *model, size_t norm, double *shard, size_t c, double n, double mean,
-                       double squares)
+static void update_set(const struct dpn_model *model, size_t norm, double *shard, size_t c, double n,
+                       double mean, double squares)
 {
     const struct dpn_node *node = &model->nodes[norm];
     double *at = shard + node->moments_at;
@@ -38,7 +38,8 @@ static void update_open(struct update *update)
     for (size_t l = 0; l < UPDATE_MAX_LEAVES; l++)
         for (size_t norm = 1; norm < 4; norm += 2)
             for (size_t c = 0; c < (norm == 1 ? 2 : 3); c++)
-                update_set(update->model, norm, update->moments + l * update->model->moments_elems, c, 4, 0, 3);
+                update_set(update->model, norm, update->moments + l * update->model->moments_elems, c, 4, 0,
+                           3);
 }
 
 static void update_close(struct update *update)
@@ -82,7 +83,8 @@ static void test_all_devices_count(void **state)
         assert_true(update_mean(&update, 0) == 0.1f);
         /* local: both variances are 0; sync: of 0, 0, 0, 0, 2, 2, 2, 2 it is 8/7 */
         assert_true(update_var(&update, 0) == (float)(sync ? 0.9 * 1 + 0.1 * (8.0 / 7) : 0.9 * 1));
-        assert_true(update_mean(&update, 1) == 0.0f && update_var(&update, 1) == (float)(sync ? 0.9 + 0.1 * 6 / 7 : 1.0));
+        assert_true(update_mean(&update, 1) == 0.0f &&
+                    update_var(&update, 1) == (float)(sync ? 0.9 + 0.1 * 6 / 7 : 1.0));
         /* and a second step moves on from there */
         assert_int_equal(update_go(&update, 2, sync), 0);
         assert_true(fabsf(update_mean(&update, 0) - 0.19f) < 1e-7f);
@@ -112,14 +114,16 @@ static void test_shards_count_by_their_samples(void **state)
     }
 }
 
-/* One value per channel: the factor m/(m-1) is left out, and it is said; a whole batch of several such shards is fine. */
+/* One value per channel: the factor m/(m-1) is left out, and it is said; a whole batch of several such shards
+ * is fine. */
 static void test_one_value_per_channel(void **state)
 {
     (void)state;
     struct update update;
     update_open(&update);
     for (size_t l = 0; l < 2; l++)
-        for (size_t c = 0; c < 2; c++) update_set(update.model, 1, update_shard(&update, l), c, 1, 3 + 2 * (double)l, 0);
+        for (size_t c = 0; c < 2; c++)
+            update_set(update.model, 1, update_shard(&update, l), c, 1, 3 + 2 * (double)l, 0);
     assert_int_equal(update_go(&update, 1, 0), 1);
     assert_true(update_mean(&update, 0) == (float)(0.1 * 3) && update_var(&update, 0) == (float)0.9);
     assert_int_equal(update_go(&update, 1, 1), 1);
@@ -177,7 +181,8 @@ static void test_sync_is_the_whole_batch(void **state)
         double var = n > 1 ? squares / (double)(n - 1) : 0;
         assert_true(fabs(update_mean(&update, 1) - 0.1 * all) <= 1e-7 * all);
         if (!(fabs(update_var(&update, 1) - (0.9 + 0.1 * var)) <= 1e-6 * (1 + var)))
-            fail_msg("%u leaves: variance %g, wanted %g", (unsigned)leaves, update_var(&update, 1), 0.9 + 0.1 * var);
+            fail_msg("%u leaves: variance %g, wanted %g", (unsigned)leaves, update_var(&update, 1),
+                     0.9 + 0.1 * var);
         update_close(&update);
     }
 }
@@ -205,7 +210,9 @@ static void test_a_step(void **state)
         net_open(&net, text, &run.exec, 3, 1);
         net_run(&net);
         dpn_exec_forward(&run.exec, 3, 1);
-        assert_int_equal(dpn_batch_norm_update(model, run.exec.moments, model->moments_elems, 1, 0, run.buffers), 0);
+        assert_int_equal(dpn_batch_norm_update(model, run.exec.moments, model->moments_elems, 1, 0,
+                                               run.buffers),
+                         0);
         for (size_t b = 0; b < model->n_buffers; b++) {
             const struct net_moments *seen = &net.moments[b / 2];
             double *is = net_import(&model->buffers[b], run.buffers), m = (double)seen->n;
@@ -213,8 +220,8 @@ static void test_a_step(void **state)
                 double step = b % 2 ? seen->var[c] * m / (m - 1) : seen->mean[c];
                 net.buffer[b][c] = 0.9 * net.buffer[b][c] + 0.1 * step;
                 if (!(fabs(is[c] - net.buffer[b][c]) <= 1e-6 * (1 + fabs(net.buffer[b][c]))))
-                    fail_msg("%s: %s[%zu] is %.9g, PyTorch's %.9g", tables[k]->isa, model->buffers[b].name, c, is[c],
-                             net.buffer[b][c]);
+                    fail_msg("%s: %s[%zu] is %.9g, PyTorch's %.9g", tables[k]->isa, model->buffers[b].name, c,
+                             is[c], net.buffer[b][c]);
             }
             free(is);
         }
@@ -245,7 +252,9 @@ static void test_a_step_of_one_value(void **state)
         nn_fill(&run.exec, 8, 0, 1);
         assert_true(isfinite(nn_step(&run, 1, 1.0f)));
         for (size_t i = 0; i < model->arena_elems; i++) assert_true(isfinite(run.grads[i]));
-        assert_int_equal(dpn_batch_norm_update(model, run.exec.moments, model->moments_elems, 1, 0, run.buffers), 1);
+        assert_int_equal(dpn_batch_norm_update(model, run.exec.moments, model->moments_elems, 1, 0,
+                                               run.buffers),
+                         1);
         for (size_t i = 0; i < model->buffer_elems; i++) assert_true(isfinite(run.buffers[i]));
         double loss;
         uint64_t correct;
@@ -260,12 +269,9 @@ static void test_a_step_of_one_value(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_devices_count),
-        cmocka_unit_test(test_shards_count_by_their_samples),
-        cmocka_unit_test(test_one_value_per_channel),
-        cmocka_unit_test(test_padding_stays_zero),
-        cmocka_unit_test(test_sync_is_the_whole_batch),
-        cmocka_unit_test(test_a_step),
+        cmocka_unit_test(test_all_devices_count),       cmocka_unit_test(test_shards_count_by_their_samples),
+        cmocka_unit_test(test_one_value_per_channel),   cmocka_unit_test(test_padding_stays_zero),
+        cmocka_unit_test(test_sync_is_the_whole_batch), cmocka_unit_test(test_a_step),
         cmocka_unit_test(test_a_step_of_one_value),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,8 +7,9 @@ struct exec_case {
 };
 
 /* A block of every kind: lazy and stored, projected and not, pools, an addition. */
-#define EXEC_NET                                                                                                       \
-    "net:ops=c20k3s1p1-n-r-[-c20k3s1p1-n-r-c20k3s1p1-n-+-r-[-c36k3s2p1-n-r-c36k3s1p1-n-x-c36k1s2p0-n-+-r-m3s1p1-[-"    \
+#define EXEC_NET                                                                                           \
+    "net:ops=c20k3s1p1-n-r-[-c20k3s1p1-n-r-c20k3s1p1-n-+-r-[-c36k3s2p1-n-r-c36k3s1p1-n-x-c36k1s2p0-n-+-r-" \
+    "m3s1p1-[-"                                                                                            \
     "c36k3s1p1b-r-+-r-g-d0"
 
 /* ---- kernel tables, teams ---- */
@@ -53,7 +54,7 @@ static void test_tables_match_ref(void **state)
             nn_fill(&run[k].exec, i, 0, c->rows);
             nn_step(&run[k], c->rows, 1.0f / (float)c->rows);
             double logits = exec_relative(run[k].exec.value[model->logits], run[0].exec.value[model->logits],
-                                         c->rows * model->values[model->logits].stride);
+                                          c->rows * model->values[model->logits].stride);
             double grads = exec_relative(run[k].grads, run[0].grads, model->arena_elems);
             /* Batch norms, and Winograd's transforms, make more of a rounding. */
             double limit = model->norms ? 2e-4 : 1e-5;
@@ -85,7 +86,8 @@ static enum dpn_status exec_in_team(void *arg, struct dpn_team *team)
     size_t logits = (size_t)job->model->logits;
     assert_memory_equal(run.exec.value[logits], job->alone->exec.value[logits],
                         job->c->rows * job->model->values[logits].stride * sizeof(float));
-    assert_memory_equal(run.exec.moments, job->alone->exec.moments, job->model->moments_elems * sizeof(double));
+    assert_memory_equal(run.exec.moments, job->alone->exec.moments,
+                        job->model->moments_elems * sizeof(double));
     assert_memory_equal(run.exec.sums, job->alone->exec.sums, job->model->moments_elems * sizeof(double));
     assert_memory_equal(run.grads, job->alone->grads, job->model->arena_elems * sizeof(float));
     nn_run_close(&run);
@@ -172,7 +174,8 @@ static void exec_check_stale(const char *spec, const struct dpn_kernels *kernels
 static void test_stale_buffers_do_not_matter(void **state)
 {
     (void)state;
-    static const char *const specs[] = {"dense", "mlp:hidden=70x5x33", "odd:width=20", "resnet20:width=5", EXEC_NET};
+    static const char *const specs[] = {"dense", "mlp:hidden=70x5x33", "odd:width=20", "resnet20:width=5",
+                                        EXEC_NET};
     const struct dpn_kernels *tables[NN_MAX_TABLES];
     size_t n = nn_tables(tables, NN_MAX_TABLES);
     for (size_t s = 0; s < sizeof specs / sizeof specs[0]; s++)
@@ -238,7 +241,7 @@ static void exec_check_rows(const float *x, const struct dpn_value *value, size_
 }
 
 static void exec_check_padding(const struct dpn_optimizer_class *optimizer, const struct dpn_kernels *kernels,
-                              const char *spec)
+                               const char *spec)
 {
     struct dpn_optimizer_settings settings =
         {.lr = 0.01, .momentum = 0.9, .weight_decay = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 0.0};
@@ -274,7 +277,8 @@ static void exec_check_padding(const struct dpn_optimizer_class *optimizer, cons
 static void test_padding_stays_zero(void **state)
 {
     (void)state;
-    static const char *const specs[] = {"mlp:hidden=70x5x33", "dense", "odd:width=20", "resnet20:width=5", EXEC_NET};
+    static const char *const specs[] = {"mlp:hidden=70x5x33", "dense", "odd:width=20", "resnet20:width=5",
+                                        EXEC_NET};
     const struct dpn_kernels *tables[NN_MAX_TABLES];
     size_t n = nn_tables(tables, NN_MAX_TABLES);
     for (size_t k = 0; k < n; k++)
@@ -287,7 +291,8 @@ static void test_padding_stays_zero(void **state)
 static void test_nan_reaches_the_loss(void **state)
 {
     (void)state;
-    static const char *const specs[] = {"dense", "mlp:hidden=70x5", "odd:width=20", "resnet20:width=5", EXEC_NET};
+    static const char *const specs[] = {"dense", "mlp:hidden=70x5", "odd:width=20", "resnet20:width=5",
+                                        EXEC_NET};
     const struct dpn_kernels *tables[NN_MAX_TABLES];
     size_t n = nn_tables(tables, NN_MAX_TABLES);
     for (size_t k = 0; k < n; k++)
@@ -317,7 +322,8 @@ static enum dpn_status exec_ready(void *arg, size_t floats)
 {
     struct exec_ready *ready = arg;
     assert_true(floats > ready->floats && floats % 16 == 0);
-    memcpy(ready->seen + ready->floats, ready->run->grads + ready->floats, (floats - ready->floats) * sizeof(float));
+    memcpy(ready->seen + ready->floats, ready->run->grads + ready->floats,
+           (floats - ready->floats) * sizeof(float));
     ready->floats = floats;
     return ++ready->calls == ready->fail_at ? dpn_fail(DPN_ERR_ABORTED, "planted") : DPN_OK;
 }
@@ -355,7 +361,7 @@ static void exec_check_ready(const char *spec, size_t calls)
 static void test_ready_is_a_final_prefix(void **state)
 {
     (void)state;
-    exec_check_ready("mlp:hidden=70x5", 4); /* three layers, of which fc1 has two panels */
+    exec_check_ready("mlp:hidden=70x5", 4);   /* three layers, of which fc1 has two panels */
     exec_check_ready("resnet20:width=5", 43); /* 21 convolutions with batch norms, one dense layer */
     exec_check_ready(EXEC_NET, 14);
 }

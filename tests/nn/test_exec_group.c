@@ -1,5 +1,5 @@
-/* Shards that meet at every batch norm: together they are the whole batch, and their bits do not depend on which member
- * runs which. Members are threads here. */
+/* Shards that meet at every batch norm: together they are the whole batch, and their bits do not depend on
+ * which member runs which. Members are threads here. */
 #include <pthread.h>
 
 #include "tests/nn/nn_test.h"
@@ -53,7 +53,8 @@ static enum dpn_status group_exchange(void *arg, size_t at, int backward, size_t
     member->failed |= at + elems > shared->model->moments_elems;
     for (size_t i = 0; i < member->count; i++) {
         const struct dpn_exec *exec = &member->execs[i];
-        memcpy(turn + (member->first + i) * elems, (backward ? exec->sums : exec->moments) + at, elems * sizeof *turn);
+        memcpy(turn + (member->first + i) * elems, (backward ? exec->sums : exec->moments) + at,
+               elems * sizeof *turn);
     }
     pthread_barrier_wait(&shared->barrier);
     *all = turn;
@@ -75,7 +76,8 @@ static void *group_run(void *arg)
 {
     struct group_member *member = arg;
     struct group_shared *shared = member->shared;
-    struct dpn_exec_group group = {member->execs, shared->c->rows + member->first, member->count, group_exchange,
+    struct dpn_exec_group group = {member->execs, shared->c->rows + member->first,
+                                   member->count, group_exchange,
                                    group_done,    member};
     dpn_kernels_thread_init();
     for (size_t i = 0; i < member->count; i++) member->execs[i] = shared->runs[member->first + i].exec;
@@ -108,11 +110,13 @@ static void group_go(struct group_shared *shared, const size_t *counts, size_t m
         assert_false(member[m].failed);
         assert_int_equal(member[m].exchanges, 2 * shared->model->norms);
     }
-    for (size_t l = 0; l < shared->c->leaves; l++) assert_int_equal(shared->done[l], shared->model->arena_elems);
+    for (size_t l = 0; l < shared->c->leaves; l++)
+        assert_int_equal(shared->done[l], shared->model->arena_elems);
     pthread_barrier_destroy(&shared->barrier);
 }
 
-static void group_open(struct group_shared *shared, const struct group_case *c, const struct dpn_kernels *kernels)
+static void group_open(struct group_shared *shared, const struct group_case *c,
+                       const struct dpn_kernels *kernels)
 {
     *shared = (struct group_shared){.c = c, .kernels = kernels};
     shared->model = nn_open(c->spec, c->channels, c->height, c->width, 4);
@@ -149,14 +153,16 @@ static void group_check_whole(const struct group_case *c, const struct dpn_kerne
     nn_fill(&whole.exec, 4, 0, shared.samples);
     double wanted = nn_step(&whole, shared.samples, 1.0f / (float)shared.samples);
     for (size_t l = 0; l < c->leaves; l++) loss += shared.loss[l];
-    if (!(fabs(loss - wanted) <= limit * wanted)) fail_msg("%s: loss %.9g, of the batch %.9g", c->spec, loss, wanted);
+    if (!(fabs(loss - wanted) <= limit * wanted))
+        fail_msg("%s: loss %.9g, of the batch %.9g", c->spec, loss, wanted);
     for (size_t i = 0; i < shared.model->arena_elems; i++) {
         double sum = 0;
         for (size_t l = 0; l < c->leaves; l++) sum += shared.runs[l].grads[i];
         error += (sum - whole.grads[i]) * (sum - whole.grads[i]);
         size += (double)whole.grads[i] * whole.grads[i];
     }
-    if (!(error <= limit * limit * size)) fail_msg("%s: gradients are off by %g", c->spec, sqrt(error / size));
+    if (!(error <= limit * limit * size))
+        fail_msg("%s: gradients are off by %g", c->spec, sqrt(error / size));
     nn_run_close(&whole);
     group_close(&shared);
 }
@@ -175,7 +181,12 @@ static void group_check_bits(const struct group_case *c, const struct dpn_kernel
     struct group_shared alone, spread;
     size_t arena, half = c->leaves / 2, rest = c->leaves - half;
     const size_t counts[][GROUP_MAX_MEMBERS] = {
-        {half, rest}, {rest, half}, {1, c->leaves - 1}, {0, c->leaves}, {1, 0, c->leaves - 3, 2}, {1, 1, 0, c->leaves - 2, 0},
+        {half, rest},
+        {rest, half},
+        {1, c->leaves - 1},
+        {0, c->leaves},
+        {1, 0, c->leaves - 3, 2},
+        {1, 1, 0, c->leaves - 2, 0},
     };
     static const size_t members[] = {2, 2, 2, 2, 4, 5};
     group_open(&alone, c, kernels);
@@ -258,8 +269,10 @@ static void test_failures(void **state)
     group_open(&shared, c, &dpn_kernels_ref);
     assert_int_equal(pthread_barrier_init(&shared.barrier, NULL, 1), 0);
     for (size_t i = 0; i < 6; i++) {
-        struct group_failing failing = {{.shared = &shared, .count = c->leaves}, i < 4 ? i : 9, i < 4 ? 99 : i - 4};
-        struct dpn_exec_group group = {failing.member.execs, c->rows,           c->leaves, group_failing_exchange,
+        struct group_failing failing = {{.shared = &shared, .count = c->leaves},
+                                        i < 4 ? i : 9,
+                                        i < 4 ? 99 : i - 4};
+        struct dpn_exec_group group = {failing.member.execs, c->rows, c->leaves, group_failing_exchange,
                                        group_failing_done,   &failing};
         for (size_t l = 0; l < c->leaves; l++) failing.member.execs[l] = shared.runs[l].exec;
         enum dpn_status status = dpn_exec_forward_group(shared.model, &group);

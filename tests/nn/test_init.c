@@ -39,8 +39,9 @@ static void test_streams_in_torch_order(void **state)
     init_check_streams("net:ops=c5k3s1p1b-n-r-m2s2p0-c70k3w1s2p1b-r-d0");
 }
 
-/* By hand, so that packing and unpacking cannot both be wrong: weight [out][channel][y][x] of a convolution lies at row
- * (y*2 + x)*channels + c of the panel that holds column out; of a dense layer at row pixel*cstride + c. */
+/* By hand, so that packing and unpacking cannot both be wrong: weight [out][channel][y][x] of a convolution
+ * lies at row (y*2 + x)*channels + c of the panel that holds column out; of a dense layer at row
+ * pixel*cstride + c. */
 static void test_where_weights_lie(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* What a finished model knows of itself: names and shapes as PyTorch's, parameters, the arena's order; which values and
- * gradients are never stored or shared, and what convolutions do for the batch norms around them. */
+/* What a finished model knows of itself: names and shapes as PyTorch's, parameters, the arena's order; which
+ * values and gradients are never stored or shared, and what convolutions do for the batch norms around them.
+ */
 #include "tests/nn/nn_test.h"
 #include "train/safetensors.h"
 
@@ -71,7 +72,8 @@ static void test_parameters(void **state)
         {"resnet20", 3, 32, 272474, 65, 21, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct dpn_model *model = nn_open(cases[i].spec, cases[i].channels, cases[i].pixels, cases[i].pixels, 10);
+        struct dpn_model *model = nn_open(cases[i].spec, cases[i].channels, cases[i].pixels, cases[i].pixels,
+                                          10);
         assert_int_equal(model->parameters, cases[i].parameters);
         assert_int_equal(model->n_tensors, cases[i].tensors);
         assert_int_equal(model->norms, cases[i].norms);
@@ -131,8 +133,11 @@ static void link_say(const struct dpn_model *model, size_t i, char *text, size_t
     if (node->norm >= 0) assert_int_equal(node->norm, i + 1);
     if (node->masks >= 0) assert_int_equal(node->masks, in->maker);
     if (residual) assert_int_equal(node->adds_residual_grad, 0);
-    snprintf(text, size, "%s%s%s%s%s%s%s%s%s%s", node->cls->name, node->relu ? " relu" : "", in->lazy ? " of lazy" : "",
-             !residual ? "" : residual->lazy ? " + lazy" : " + stored",
+    snprintf(text, size, "%s%s%s%s%s%s%s%s%s%s", node->cls->name, node->relu ? " relu" : "",
+             in->lazy ? " of lazy" : "",
+             !residual        ? ""
+             : residual->lazy ? " + lazy"
+                              : " + stored",
              residual && residual->grad_shared_with == node->output ? " shared" : "",
              node->norm >= 0 ? " takes moments" : "", node->masks >= 0 ? " masks" : "",
              node->adds_input_grad ? " adds" : "", out->lazy ? " -> lazy" : "",
@@ -145,7 +150,8 @@ static size_t link_expect(const struct dpn_model *model, size_t i, const char *c
         char text[200];
         assert_true(i < model->n_nodes);
         link_say(model, i, text, sizeof text);
-        if (strcmp(text, wanted[k]) != 0) fail_msg("%s, node %zu: '%s', wanted '%s'", model->spec, i, text, wanted[k]);
+        if (strcmp(text, wanted[k]) != 0)
+            fail_msg("%s, node %zu: '%s', wanted '%s'", model->spec, i, text, wanted[k]);
     }
     return i;
 }
@@ -154,15 +160,20 @@ static size_t link_expect(const struct dpn_model *model, size_t i, const char *c
 static void link_resnet(const char *spec, const size_t *blocks, size_t stages)
 {
     static const char *const stem[] = {"conv takes moments -> lazy gradient", "batch_norm relu -> lazy"};
-    static const char *const first[] = {"conv of lazy takes moments masks adds -> lazy gradient", "batch_norm relu -> lazy",
+    static const char *const first[] = {"conv of lazy takes moments masks adds -> lazy gradient",
+                                        "batch_norm relu -> lazy",
                                         "conv of lazy takes moments masks -> lazy gradient",
                                         "batch_norm relu + lazy shared"};
-    static const char *const plain[] = {"conv takes moments masks adds -> lazy gradient", "batch_norm relu -> lazy",
+    static const char *const plain[] = {"conv takes moments masks adds -> lazy gradient",
+                                        "batch_norm relu -> lazy",
                                         "conv of lazy takes moments masks -> lazy gradient",
                                         "batch_norm relu + stored shared"};
-    static const char *const projected[] = {"conv takes moments masks adds -> lazy gradient", "batch_norm relu -> lazy",
-                                            "conv of lazy takes moments masks -> lazy gradient", "batch_norm -> lazy",
-                                            "conv takes moments -> lazy gradient", "batch_norm relu + lazy shared"};
+    static const char *const projected[] = {"conv takes moments masks adds -> lazy gradient",
+                                            "batch_norm relu -> lazy",
+                                            "conv of lazy takes moments masks -> lazy gradient",
+                                            "batch_norm -> lazy",
+                                            "conv takes moments -> lazy gradient",
+                                            "batch_norm relu + lazy shared"};
     static const char *const end[] = {"global_pool", "dense"};
     struct dpn_model *model = nn_open(spec, 3, 32, 32, 10);
     size_t i = link_expect(model, 0, stem, 2), shared = 0;
@@ -214,9 +225,10 @@ static void test_links(void **state)
     (void)state;
     /* the logits are stored, and so is what one of its readers cannot compute */
     LINK_NET("c5k3s1p1-n-r-d0", "conv takes moments -> lazy gradient", "batch_norm relu", "dense");
-    LINK_NET("c5k3s1p1-g-c3k1s1p0-n", "conv", "global_pool", "conv takes moments -> lazy gradient", "batch_norm");
-    LINK_NET("c5k3s1p1-n-r-[-a3s1p1-x-c5k3s1p1-+-g-d0", "conv takes moments -> lazy gradient", "batch_norm relu",
-             "pool adds", "conv", "add + stored", "global_pool", "dense");
+    LINK_NET("c5k3s1p1-g-c3k1s1p0-n", "conv", "global_pool", "conv takes moments -> lazy gradient",
+             "batch_norm");
+    LINK_NET("c5k3s1p1-n-r-[-a3s1p1-x-c5k3s1p1-+-g-d0", "conv takes moments -> lazy gradient",
+             "batch_norm relu", "pool adds", "conv", "add + stored", "global_pool", "dense");
     LINK_NET("c5k3s1p1-n-[-c5k3s1p1-x-m3s1p1-+-g-d0", "conv takes moments -> lazy gradient", "batch_norm",
              "conv masks adds", "pool", "add + stored", "global_pool", "dense");
     /* a ReLU in between, a bias to sum, a second reader, a second op in between */
@@ -224,10 +236,11 @@ static void test_links(void **state)
     LINK_NET("c5k3s1p1b-n-g-d0", "conv takes moments", "batch_norm", "global_pool", "dense");
     LINK_NET("c5k3s1p1-[-n-r-+-g-d0", "conv", "batch_norm relu adds", "add + stored", "global_pool", "dense");
     LINK_NET("c5k3s1p1-m2s2p0-n-g-d0", "conv", "pool", "batch_norm", "global_pool", "dense");
-    LINK_NET("c5k3s1p1-[-c5k3s1p1-x-n-+-g-d0", "conv", "conv adds", "batch_norm + stored shared", "global_pool", "dense");
-    /* its convolution reads its residual */
-    LINK_NET("c5k3s1p1-r-[-c5k3s1p1-n-+-g-d0", "conv relu", "conv takes moments adds", "batch_norm + stored shared",
+    LINK_NET("c5k3s1p1-[-c5k3s1p1-x-n-+-g-d0", "conv", "conv adds", "batch_norm + stored shared",
              "global_pool", "dense");
+    /* its convolution reads its residual */
+    LINK_NET("c5k3s1p1-r-[-c5k3s1p1-n-+-g-d0", "conv relu", "conv takes moments adds",
+             "batch_norm + stored shared", "global_pool", "dense");
     /* its residual is its input: an addition of its own */
     LINK_NET("c5k3s1p1-[-n-+-r-g-d0", "conv", "batch_norm adds", "add relu + stored", "global_pool", "dense");
 }

@@ -177,7 +177,8 @@ static void test_convolutions_that_do_not_fit(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct dpn_model *model;
-        enum dpn_status status = dpn_model_open(cases[i].spec, 1, cases[i].height, cases[i].width, 10, &model);
+        enum dpn_status status = dpn_model_open(cases[i].spec, 1, cases[i].height, cases[i].width, 10,
+                                                &model);
         if (status != DPN_ERR_USAGE) fail_msg("'%s' gave status %d", cases[i].spec, status);
         assert_null(model);
         if (!strstr(dpn_error_text(), "--model") || !strstr(dpn_error_text(), cases[i].wanted))

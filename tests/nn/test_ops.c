@@ -1,5 +1,5 @@
-/* Every op, alone and next to the others it is fused with: losses, gradients, moments and evaluation against the same
- * network in double (nn_net.h), gradients by central differences. */
+/* Every op, alone and next to the others it is fused with: losses, gradients, moments and evaluation against
+ * the same network in double (nn_net.h), gradients by central differences. */
 #include "tests/nn/nn_test.h"
 
 enum { OPS_SAMPLED = 40 }; /* elements of a larger tensor whose gradient is looked at */
@@ -36,13 +36,13 @@ static const struct ops_case ops_conv[] = {
 static const struct ops_case ops_norm[] = {
     {"c5k3s1p1-n-d0", 2, 4, 4, 3, 3},
     {"c5k3s1p1-n-r-d0", 2, 4, 5, 3, 3},
-    {"c5k3s1p1-n-r-c4k3s1p1-d0", 3, 5, 4, 3, 2},             /* lazy */
-    {"c5k3s1p1-n-c4k3s2p1-n-r-g-d0", 3, 5, 5, 3, 3},         /* lazy without ReLU */
-    {"c5k3s1p1b-n-r-c4k1s1p0b-n-r-g-d0", 1, 4, 4, 3, 3},     /* convolutions with a bias */
+    {"c5k3s1p1-n-r-c4k3s1p1-d0", 3, 5, 4, 3, 2},         /* lazy */
+    {"c5k3s1p1-n-c4k3s2p1-n-r-g-d0", 3, 5, 5, 3, 3},     /* lazy without ReLU */
+    {"c5k3s1p1b-n-r-c4k1s1p0b-n-r-g-d0", 1, 4, 4, 3, 3}, /* convolutions with a bias */
     {"c5k3s1p1b-r-m2s2p0-n-c4k3s1p1-n-r-g-d0", 2, 6, 6, 3, 3},
-    {"c5k3s1p1-r-n-r-c4k1s1p0-d0", 2, 4, 4, 3, 3},           /* a ReLU between: not linked */
+    {"c5k3s1p1-r-n-r-c4k1s1p0-d0", 2, 4, 4, 3, 3}, /* a ReLU between: not linked */
     {"c5k3s1p1-n-n-r-g-d0", 2, 4, 4, 3, 2},
-    {"c5k3s1p1-[-n-r-+-g-d0", 2, 4, 4, 3, 3},                /* two read the convolution */
+    {"c5k3s1p1-[-n-r-+-g-d0", 2, 4, 4, 3, 3}, /* two read the convolution */
     {"d6-n-r-d0", 1, 2, 3, 3, 6},
     {"c5k3s1p1-n-r-[-c4k3s1p1-x-c4k1s1p0-+-r-g-d0", 2, 4, 4, 3, 2}, /* two convolutions read a lazy one */
     {"c5k3s1p1-n-r-[-a3s1p1-x-c5k3s1p1-n-+-r-g-d0", 2, 4, 4, 3, 2}, /* first read by a pool */
@@ -51,17 +51,18 @@ static const struct ops_case ops_norm[] = {
 };
 
 static const struct ops_case ops_residual[] = {
-    {"c5k3s1p1-n-r-[-c5k3s1p1-n-r-c5k3s1p1-n-+-r-g-d0", 3, 4, 4, 3, 2},                  /* ResNet's block */
-    {"c4k3s1p1-n-r-[-c6k3s2p1-n-r-c6k3s1p1-n-x-c6k1s2p0-n-+-r-g-d0", 3, 6, 5, 3, 3},     /* and with projection */
+    {"c5k3s1p1-n-r-[-c5k3s1p1-n-r-c5k3s1p1-n-+-r-g-d0", 3, 4, 4, 3, 2},              /* ResNet's block */
+    {"c4k3s1p1-n-r-[-c6k3s2p1-n-r-c6k3s1p1-n-x-c6k1s2p0-n-+-r-g-d0", 3, 6, 5, 3, 3}, /* and with projection */
     {"c4k3s1p1-n-r-[-c4k3s1p1-n-r-c4k3s1p1-n-+-r-[-c6k3s2p1-n-r-c6k3s1p1-n-x-c6k1s2p0-n-+-r-[-"
-     "c6k3s1p1-n-r-c6k3s1p1-n-+-r-g-d0", 3, 6, 6, 3, 2},
-    {"c5k3s1p1-n-r-[-c5k3s1p1-n-r-c5k3s1p1-n-+-c4k3s1p1-n-r-g-d0", 3, 4, 4, 3, 2},       /* no ReLU after it */
+     "c6k3s1p1-n-r-c6k3s1p1-n-+-r-g-d0",
+     3, 6, 6, 3, 2},
+    {"c5k3s1p1-n-r-[-c5k3s1p1-n-r-c5k3s1p1-n-+-c4k3s1p1-n-r-g-d0", 3, 4, 4, 3, 2}, /* no ReLU after it */
     {"c5k3s1p1-n-[-c5k3s1p1-n-+-c5k3s1p1-n-r-g-d0", 2, 4, 4, 3, 2},
     {"c5k3s1p1-n-r-[-c5k3s1p1-n-+-r-g-d0", 2, 4, 4, 3, 3}, /* the convolution reads the residual itself */
     {"c5k3s1p1-[-n-+-r-g-d0", 2, 4, 4, 3, 3},              /* and so does the batch norm */
     {"c5k3s1p1-m2s2p0-r-[-c5k3s1p1-n-+-r-g-d0", 2, 6, 6, 3, 2},
-    {"c5k3s1p1-m2s2p0-r-[-c5k3s1p1-r-c5k3s1p1-n-+-r-g-d0", 2, 6, 6, 3, 2}, /* its gradient is not shared */
-    {"[-c16k3s1p1-n-+-r-g-d0", 16, 3, 3, 3, 2},            /* what does not learn */
+    {"c5k3s1p1-m2s2p0-r-[-c5k3s1p1-r-c5k3s1p1-n-+-r-g-d0", 2, 6, 6, 3, 2},  /* its gradient is not shared */
+    {"[-c16k3s1p1-n-+-r-g-d0", 16, 3, 3, 3, 2},                             /* what does not learn */
     {"c5k3s1p1-n-r-[-[-c5k3s1p1-n-+-r-c5k3s1p1-n-+-r-g-d0", 2, 4, 4, 3, 2}, /* twice the residual */
 };
 
@@ -85,7 +86,8 @@ static const struct ops_case ops_pool[] = {
     {"c18k3s1p1-m2s2p0-r-m2s1p0-d0", 2, 6, 6, 3, 2},
     {"c5k3s1p1-n-r-m3s2p1-c4k3s1p1-n-r-g-d0", 2, 6, 6, 3, 2},
     {"c5k3s1p1-r-[-c5k3s1p1-x-m3s1p1-+-g-d0", 2, 4, 4, 3, 2},
-    {"c5k3s1p1-r-[-m3s1p1-x-c5k3s1p1-+-g-d0", 2, 4, 4, 3, 2}, /* the pool reads first, so its gradient comes last */
+    {"c5k3s1p1-r-[-m3s1p1-x-c5k3s1p1-+-g-d0", 2, 4, 4, 3,
+     2}, /* the pool reads first, so its gradient comes last */
     {"c5k3s1p1-r-[-a3s1p1-x-c5k3s1p1-+-g-d0", 2, 4, 4, 3, 2},
     {"c5k3s1p1-r-[-g-x-c5k3s1p1-g-+-d0", 2, 4, 4, 3, 2},
     {"c5k3s1p1-r-[-d6-x-g-d6-+-d0", 2, 3, 4, 3, 2},
@@ -122,8 +124,9 @@ static void ops_check_tensor(const struct ops_case *c, const struct nn_run *run,
     for (size_t i = 0; i < tensor->elems; i += step) {
         double numeric = ops_difference(net, run->exec.labels, &net->tensor[t][i]);
         if (!(fabs(grad[i] - numeric) <= 1e-4 * (0.1 + fabs(numeric))))
-            fail_msg("%s of %zux%zux%zu, %zu rows, with %s: %s[%zu]: %.9g, numeric %.9g", c->text, c->channels,
-                     c->height, c->width, c->rows, run->exec.kernels->isa, tensor->name, i, grad[i], numeric);
+            fail_msg("%s of %zux%zux%zu, %zu rows, with %s: %s[%zu]: %.9g, numeric %.9g", c->text,
+                     c->channels, c->height, c->width, c->rows, run->exec.kernels->isa, tensor->name, i,
+                     grad[i], numeric);
     }
     free(grad);
 }
@@ -141,8 +144,8 @@ static void ops_check_moments(const struct ops_case *c, const struct nn_run *run
             double mean = moments[1 + k], var = moments[1 + z->cstride + k] / moments[0];
             if (!(fabs(mean - wanted->mean[k]) <= 1e-5 * (1 + fabs(wanted->mean[k])) &&
                   fabs(var - wanted->var[k]) <= 1e-5 * (1 + wanted->var[k])))
-                fail_msg("%s: batch norm %zu, channel %zu: mean %g, variance %g, wanted %g, %g", c->text, norm - 1, k,
-                         mean, var, wanted->mean[k], wanted->var[k]);
+                fail_msg("%s: batch norm %zu, channel %zu: mean %g, variance %g, wanted %g, %g", c->text,
+                         norm - 1, k, mean, var, wanted->mean[k], wanted->var[k]);
         }
     }
 }
@@ -222,7 +225,8 @@ static void test_gradients_of_every_table(void **state)
     size_t n = nn_tables(tables, NN_MAX_TABLES);
     for (size_t k = 1; k < n; k++)
         for (size_t l = 0; l < OPS_LISTS; l++)
-            for (size_t i = l % 2; i < ops_lists[l].n; i += 2) ops_check_case(&ops_lists[l].cases[i], tables[k], i);
+            for (size_t i = l % 2; i < ops_lists[l].n; i += 2)
+                ops_check_case(&ops_lists[l].cases[i], tables[k], i);
 }
 
 /* The lists leave no op out. */
@@ -260,7 +264,8 @@ static void ops_check_evaluation(const struct ops_case *c, const struct dpn_kern
             size_t at = i / c->classes * model->values[model->logits].stride + i % c->classes;
             double is = run.exec.value[model->logits][at];
             if (!(fabs(is - net.logits[i]) <= 1e-5 * (1 + fabs(net.logits[i]))))
-                fail_msg("%s with %s: logit %zu is %.9g, naive %.9g", c->text, kernels->isa, i, is, net.logits[i]);
+                fail_msg("%s with %s: logit %zu is %.9g, naive %.9g", c->text, kernels->isa, i, is,
+                         net.logits[i]);
         }
     }
     for (size_t v = 0; v < model->n_values; v++) assert_null(run.exec.grad[v]);
@@ -276,7 +281,8 @@ static void test_evaluation(void **state)
     size_t n = nn_tables(tables, NN_MAX_TABLES);
     for (size_t k = 0; k < n; k++)
         for (size_t l = 0; l < OPS_LISTS; l++)
-            for (size_t i = 0; i < ops_lists[l].n; i++) ops_check_evaluation(&ops_lists[l].cases[i], tables[k]);
+            for (size_t i = 0; i < ops_lists[l].n; i++)
+                ops_check_evaluation(&ops_lists[l].cases[i], tables[k]);
 }
 
 /* ---- the zoo ---- */
@@ -293,10 +299,13 @@ static void test_zoo(void **state)
         {"mlp:hidden=9x17", {"d9-r-d17-r-d0", 1, 3, 4, 5, 3}},
         {"lenet", {"c6k5s1p2b-r-m2s2p0-c16k5s1p0b-r-m2s2p0-d120-r-d84-r-d0", 1, 28, 28, 10, 2}},
         {"resnet20:width=3",
-         {"c3k3s1p1-n-r-[-c3k3s1p1-n-r-c3k3s1p1-n-+-r-[-c3k3s1p1-n-r-c3k3s1p1-n-+-r-[-c3k3s1p1-n-r-c3k3s1p1-n-+-r-[-"
-          "c6k3s2p1-n-r-c6k3s1p1-n-x-c6k1s2p0-n-+-r-[-c6k3s1p1-n-r-c6k3s1p1-n-+-r-[-c6k3s1p1-n-r-c6k3s1p1-n-+-r-[-"
+         {"c3k3s1p1-n-r-[-c3k3s1p1-n-r-c3k3s1p1-n-+-r-[-c3k3s1p1-n-r-c3k3s1p1-n-+-r-[-c3k3s1p1-n-r-c3k3s1p1-"
+          "n-+-r-[-"
+          "c6k3s2p1-n-r-c6k3s1p1-n-x-c6k1s2p0-n-+-r-[-c6k3s1p1-n-r-c6k3s1p1-n-+-r-[-c6k3s1p1-n-r-c6k3s1p1-n-+"
+          "-r-[-"
           "c12k3s2p1-n-r-c12k3s1p1-n-x-c12k1s2p0-n-+-r-[-c12k3s1p1-n-r-c12k3s1p1-n-+-r-[-"
-          "c12k3s1p1-n-r-c12k3s1p1-n-+-r-g-d0", 3, 8, 8, 4, 2}},
+          "c12k3s1p1-n-r-c12k3s1p1-n-+-r-g-d0",
+          3, 8, 8, 4, 2}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const struct ops_case *c = &cases[i].c;

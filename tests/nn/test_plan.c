@@ -1,5 +1,5 @@
-/* The memory plan: nothing is laid over what is still needed, found by a count of lives of its own and by running; what
- * it takes; sizes beyond any memory. */
+/* The memory plan: nothing is laid over what is still needed, found by a count of lives of its own and by
+ * running; what it takes; sizes beyond any memory. */
 #include "tests/nn/nn_test.h"
 
 static const char *const plan_specs[] = {
@@ -63,14 +63,16 @@ static int plan_named(const struct dpn_node *node, const char *name)
     return strcmp(node->cls->name, name) == 0;
 }
 
-/* Ops that read their input in backward: products, maxima, deviations from the mean; a ReLU looks at its output. */
+/* Ops that read their input in backward: products, maxima, deviations from the mean; a ReLU looks at its
+ * output. */
 static void plan_count_backward(struct plan_count *count, const struct dpn_node *node, int time)
 {
     const struct dpn_model *model = count->model;
     int maximum = plan_named(node, "pool") && !node->window.average;
     if (!model->values[node->output].learns) return;
     plan_touch_grad(count, node->output, time);
-    if (node->needs_input_grad && !model->values[node->input].grad_lazy) plan_touch_grad(count, node->input, time);
+    if (node->needs_input_grad && !model->values[node->input].grad_lazy)
+        plan_touch_grad(count, node->input, time);
     if (node->needs_residual_grad) plan_touch_grad(count, node->residual, time);
     if (plan_named(node, "dense") || plan_named(node, "conv") || plan_named(node, "batch_norm") || maximum)
         plan_touch_value(count, node->input, time);
@@ -103,7 +105,8 @@ struct plan_piece {
     size_t at, floats;
 };
 
-static size_t plan_pieces(const struct plan_count *count, const struct dpn_plan *plan, struct plan_piece *pieces)
+static size_t plan_pieces(const struct plan_count *count, const struct dpn_plan *plan,
+                          struct plan_piece *pieces)
 {
     size_t n = 0;
     for (size_t v = 0; v < count->model->n_values; v++) {
@@ -142,7 +145,8 @@ static void plan_check_lives(const struct dpn_model *model, size_t rows, int tra
         if (!training || model->values[v].grad_lazy || !model->values[v].learns)
             assert_true(plan.grad_at[v] == SIZE_MAX);
     }
-    assert_true(plan.shared_at >= plan.activation_floats && plan.blocks_at >= plan.shared_at + plan.workspace.shared);
+    assert_true(plan.shared_at >= plan.activation_floats &&
+                plan.blocks_at >= plan.shared_at + plan.workspace.shared);
     assert_true(plan.scratch_at >= plan.blocks_at + plan.workspace.blocks);
     assert_true(plan.bytes >= (plan.scratch_at + 2 * plan.workspace.scratch) * sizeof(float));
     assert_int_equal(plan.bytes % DPN_PAGE_BYTES, 0);
@@ -254,7 +258,8 @@ static void test_resnet18_fits(void **state)
 static void test_workspaces_serve_fewer_rows(void **state)
 {
     (void)state;
-    static const char *const specs[] = {"lenet", "resnet20:width=4", "resnet18", "net:ops=c70k1s1p0-r-c5k3s1p1b-n-r-d0"};
+    static const char *const specs[] = {"lenet", "resnet20:width=4", "resnet18",
+                                        "net:ops=c70k1s1p0-r-c5k3s1p1b-n-r-d0"};
     const struct dpn_kernels *tables[NN_MAX_TABLES];
     size_t n = nn_tables(tables, NN_MAX_TABLES);
     for (size_t s = 0; s < sizeof specs / sizeof specs[0]; s++)
@@ -269,8 +274,8 @@ static void test_workspaces_serve_fewer_rows(void **state)
                         if (fewer.workspace.shared > plan.workspace.shared ||
                             fewer.workspace.scratch > plan.workspace.scratch ||
                             fewer.workspace.blocks > plan.workspace.blocks)
-                            fail_msg("%s of %zu pixels with %s: %zu rows want more than %zu", specs[s], pixels + 4,
-                                     tables[k]->isa, rows, max);
+                            fail_msg("%s of %zu pixels with %s: %zu rows want more than %zu", specs[s],
+                                     pixels + 4, tables[k]->isa, rows, max);
                     }
                 }
             dpn_model_close(model);
@@ -282,8 +287,8 @@ static void test_sizes_saturate(void **state)
     (void)state;
     static const char *const specs[] = {"mlp:hidden=2147483648", "resnet18", "lenet",
                                         "net:ops=c5k3s1p1b-r-[-m3s1p1-+-n-g-d0"};
-    static const size_t rows[] = {(size_t)1 << 31, (size_t)1 << 33, (size_t)1 << 40, (size_t)1 << 47, SIZE_MAX / 2,
-                                  SIZE_MAX};
+    static const size_t rows[] = {(size_t)1 << 31, (size_t)1 << 33, (size_t)1 << 40,
+                                  (size_t)1 << 47, SIZE_MAX / 2,    SIZE_MAX};
     const struct dpn_kernels *tables[NN_MAX_TABLES];
     size_t n = nn_tables(tables, NN_MAX_TABLES);
     for (size_t s = 0; s < sizeof specs / sizeof specs[0]; s++) {

@@ -1,5 +1,5 @@
-/* Training runs that PyTorch computed in float64 (tests/reference), on the real Fashion-MNIST and on small files of
- * CIFAR-10's form, by every kernel table. */
+/* Training runs that PyTorch computed in float64 (tests/reference), on the real Fashion-MNIST and on small
+ * files of CIFAR-10's form, by every kernel table. */
 #include <jansson.h>
 #include <unistd.h>
 
@@ -9,9 +9,16 @@
 #define REF_IMAGES "/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz"
 #define REF_LABELS "/usr/share/datasets/fashion-mnist/train-labels-idx1-ubyte.gz"
 
-enum { REF_PIXELS = 784, REF_CIFAR_BYTES = 3073, REF_CIFAR_PER_FILE = 48, REF_CIFAR_FILES = 5, REF_EARLY_STEPS = 3 };
+enum {
+    REF_PIXELS = 784,
+    REF_CIFAR_BYTES = 3073,
+    REF_CIFAR_PER_FILE = 48,
+    REF_CIFAR_FILES = 5,
+    REF_EARLY_STEPS = 3
+};
 
-/* Relative. float32 comes within 2e-6 without convolutions; Adam with a beta2 rounded to float32 is off by 9e-5. */
+/* Relative. float32 comes within 2e-6 without convolutions; Adam with a beta2 rounded to float32 is off by
+ * 9e-5. */
 static const double ref_limit = 1e-5;
 
 static struct dpn_idx ref_images, ref_labels;
@@ -58,7 +65,7 @@ struct ref_case {
     json_t *json; /* settings and expected values */
     const char *spec;
     int cifar;
-    double early_limit, loss_limit;   /* of the first steps' losses, and of the others' */
+    double early_limit, loss_limit;    /* of the first steps' losses, and of the others' */
     double gradient_limit, norm_limit; /* of the first gradients' norms, and of what there is at the end */
     size_t batch, replicas, steps;
     int sum; /* of the replicas' means */
@@ -153,8 +160,8 @@ static void ref_fill_cifar(struct dpn_exec *exec, size_t first, size_t rows)
         exec->labels[r] = record[0];
         for (size_t i = 0; i < REF_CIFAR_BYTES - 1; i++) {
             size_t c = i / 1024, pixel = i % 1024;
-            exec->value[0][r * input->stride + pixel * 3 + c] =
-                (float)((record[1 + i] / 255.0 - mean[c]) / deviation[c]);
+            exec->value[0][r * input->stride + pixel * 3 + c] = (float)((record[1 + i] / 255.0 - mean[c]) /
+                                                                        deviation[c]);
         }
     }
 }
@@ -187,7 +194,8 @@ static void ref_close_to(const char *name, const char *isa, const char *what, do
 static double ref_gradient(const struct ref_case *c, struct nn_run *run, size_t step, float *sum)
 {
     const struct dpn_model *model = run->model;
-    double total = 0, *own = run->exec.moments, *moments = calloc(c->replicas, (model->moments_elems + 1) * sizeof *own);
+    double total = 0, *own = run->exec.moments,
+           *moments = calloc(c->replicas, (model->moments_elems + 1) * sizeof *own);
     size_t rows = c->batch / c->replicas;
     assert_non_null(moments);
     memset(sum, 0, model->arena_elems * sizeof *sum);
@@ -197,7 +205,9 @@ static double ref_gradient(const struct ref_case *c, struct nn_run *run, size_t 
         total += nn_step(run, rows, 1.0f / (float)(c->sum ? rows : c->batch));
         run->exec.kernels->add(model->arena_elems, sum, run->grads, sum);
     }
-    assert_int_equal(dpn_batch_norm_update(model, moments, model->moments_elems, c->replicas, 0, run->buffers), 0);
+    assert_int_equal(dpn_batch_norm_update(model, moments, model->moments_elems, c->replicas, 0,
+                                           run->buffers),
+                     0);
     run->exec.moments = own;
     free(moments);
     return total / (double)c->batch;
@@ -224,8 +234,8 @@ static void ref_eval(const char *name, const struct ref_case *c, struct nn_run *
     ref_fill(c, &run->exec, 0, c->batch);
     dpn_exec_forward(&run->exec, c->batch, 0);
     dpn_exec_loss(&run->exec, c->batch, 0, 0.0f, &loss, &correct);
-    ref_close_to(name, run->exec.kernels->isa, "evaluation loss", loss / n,
-                 ref_number(expected, "loss", NAN), c->loss_limit);
+    ref_close_to(name, run->exec.kernels->isa, "evaluation loss", loss / n, ref_number(expected, "loss", NAN),
+                 c->loss_limit);
     assert_true(fabs((double)correct / n - ref_number(expected, "accuracy", NAN)) < 1e-9);
 }
 
@@ -244,7 +254,8 @@ static void ref_train(const char *name, const struct ref_case *c, const struct d
         double loss = ref_gradient(c, &run, s, sum);
         ref_close_to(name, kernels->isa, "loss", loss, json_number_value(json_array_get(losses, s)),
                      s < REF_EARLY_STEPS ? c->early_limit : c->loss_limit);
-        if (s == 0) ref_norms(name, &run, sum, json_object_get(c->json, "grad_norm_step0"), c->gradient_limit);
+        if (s == 0)
+            ref_norms(name, &run, sum, json_object_get(c->json, "grad_norm_step0"), c->gradient_limit);
         c->optimizer->update(&c->settings, kernels, c->settings.lr, s + 1, model->arena_elems, run.params,
                              sum, slots);
     }
@@ -252,7 +263,8 @@ static void ref_train(const char *name, const struct ref_case *c, const struct d
     for (size_t b = 0; b < model->n_buffers; b++)
         ref_close_to(name, kernels->isa, model->buffers[b].name,
                      dpn_tensor_norm(&model->buffers[b], kernels, run.buffers),
-                     ref_number(json_object_get(c->json, "norm_after"), model->buffers[b].name, NAN), c->norm_limit);
+                     ref_number(json_object_get(c->json, "norm_after"), model->buffers[b].name, NAN),
+                     c->norm_limit);
     ref_eval(name, c, &run);
     free(sum);
     for (int i = 0; i < 2; i++) free(slots[i]);
@@ -260,9 +272,11 @@ static void ref_train(const char *name, const struct ref_case *c, const struct d
     dpn_model_close(model);
 }
 
-/* A network whose roundings grow from step to step: PyTorch's own float32 is 3e-5 off after three steps, 7e-4 after
- * six. Winograd's transforms round more. The plain loops only where nothing else runs: they take long. */
-static void ref_train_cifar(const char *name, struct ref_case *c, const struct dpn_kernels *const *tables, size_t n)
+/* A network whose roundings grow from step to step: PyTorch's own float32 is 3e-5 off after three steps, 7e-4
+ * after six. Winograd's transforms round more. The plain loops only where nothing else runs: they take long.
+ */
+static void ref_train_cifar(const char *name, struct ref_case *c, const struct dpn_kernels *const *tables,
+                            size_t n)
 {
     for (size_t k = n > 1; k < n; k++)
         for (int direct = 0; direct < 2; direct++) {

@@ -174,7 +174,7 @@ static void test_refusals(void **state)
     assert_refused(train, "--checkpoint x", "--checkpoint is not an option of train but of: eval");
     assert_refused(DPN_CMD_TOPO, "--seed 1", "--seed is not an option of topo but of: train, eval");
     assert_refused(DPN_CMD_INFO, "--devices 0",
-                   "--devices is not an option of info but of: train, eval, topo");
+                   "--devices is not an option of info but of: train, eval, topo, bench");
 
     assert_refused(train, "--batch 0", "--batch '0' is not a whole number in 1..2147483647");
     assert_refused(train, "--batch -5", "--batch '-5' is not a whole number in 1..2147483647");
@@ -277,7 +277,7 @@ static void test_json(void **state)
     dpn_json_close_object(&json);
     assert_string_equal(json.text,
                         "{\"data\":\"a\\\"b\",\"data-root\":\"\",\"init\":\"\",\"checkpoint\":\"\","
-                        "\"log\":\"\",\"quiet\":true,\"verbose\":false}");
+                        "\"log\":\"\",\"quiet\":true,\"verbose\":false,\"dry-run\":false}");
     dpn_json_reset(&json);
     dpn_json_open_object(&json, NULL);
     dpn_options_json(&p->config, DPN_CMD_TRAIN, 1u << DPN_ROLE_NUMBERS, &json);

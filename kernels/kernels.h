@@ -188,9 +188,8 @@ struct dpn_kernels {
      * RESULT: one float, read and written. */
     double (*peak)(size_t n, float *result);
 
-    enum dpn_conv_choice conv_choice; /* which of them dpn_conv_choose takes */
-
     int fixed_cut; /* 1: gemm's bits depend on how it is cut (OpenBLAS), so callers cut by the shape alone */
+    enum dpn_conv_choice conv_choice; /* which of them dpn_conv_choose takes */
 };
 
 /* The plain loops. */

@@ -21,8 +21,6 @@ enum {
     DATA_FEW_FLOATS = 512 * 1024, /* of a sample's contributions, at most */
 };
 
-typedef float data_quad __attribute__((vector_size(16)));
-typedef float data_quad_any __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float data_half __attribute__((vector_size(32)));
 typedef float data_half_any __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int data_half_int __attribute__((vector_size(32)));
@@ -89,21 +87,6 @@ static struct data_class data_class(const struct dpn_conv *conv, size_t kernel, 
 
 /* ---- phase 0: transposed weights ---- */
 
-static DPN_ALWAYS_INLINE void data_transpose4(const float *from, size_t from_row, float *to, size_t to_row)
-{
-    data_quad r0 = *(const data_quad_any *)from, r1 = *(const data_quad_any *)(from + from_row);
-    data_quad r2 = *(const data_quad_any *)(from + 2 * from_row),
-              r3 = *(const data_quad_any *)(from + 3 * from_row);
-    data_quad low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
-    data_quad low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-    data_quad high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-    data_quad high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-    *(data_quad_any *)to = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
-    *(data_quad_any *)(to + to_row) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
-    *(data_quad_any *)(to + 2 * to_row) = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
-    *(data_quad_any *)(to + 3 * to_row) = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
-}
-
 /* to[j][i] = from[i][j] for i < ROWS, j < COLUMNS; zeros in to[j][ROWS .. round16(ROWS)-1]. */
 static void data_transpose(const float *from, size_t from_row, size_t rows, size_t columns, float *to,
                            size_t to_row)
@@ -111,7 +94,7 @@ static void data_transpose(const float *from, size_t from_row, size_t rows, size
     const size_t rows4 = rows / 4 * 4, columns4 = columns / 4 * 4;
     for (size_t j = 0; j < columns4; j += 4)
         for (size_t i = 0; i < rows4; i += 4)
-            data_transpose4(from + i * from_row + j, from_row, to + j * to_row + i, to_row);
+            dpn_transpose4(from + i * from_row + j, from_row, to + j * to_row + i, to_row);
     for (size_t j = 0; j < columns; j++) {
         for (size_t i = j < columns4 ? rows4 : 0; i < rows; i++) to[j * to_row + i] = from[i * from_row + j];
         for (size_t i = rows; i < direct_round16(rows); i++) to[j * to_row + i] = 0;

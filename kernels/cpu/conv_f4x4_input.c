@@ -268,25 +268,6 @@ static void f4_filter_forward(const struct dpn_conv *conv, const float *weights,
 
 enum { F4_TURN = 16 }; /* side of the blocks in which filters are transposed */
 
-typedef float f4_quad __attribute__((vector_size(16)));
-typedef float f4_quad_any __attribute__((vector_size(16), aligned(4), may_alias));
-
-/* to[j][i] = from[i][j] of 4x4. */
-static DPN_ALWAYS_INLINE void f4_turn4(const float *from, size_t from_row, float *to, size_t to_row)
-{
-    f4_quad r0 = *(const f4_quad_any *)from, r1 = *(const f4_quad_any *)(from + from_row);
-    f4_quad r2 = *(const f4_quad_any *)(from + 2 * from_row),
-            r3 = *(const f4_quad_any *)(from + 3 * from_row);
-    f4_quad low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5),
-            low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-    f4_quad high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7),
-            high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-    *(f4_quad_any *)to = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
-    *(f4_quad_any *)(to + to_row) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
-    *(f4_quad_any *)(to + 2 * to_row) = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
-    *(f4_quad_any *)(to + 3 * to_row) = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
-}
-
 /* turned[t][o][c] = weight of tap 8-t from input channel C+c to output channel O+o, of a block. */
 static void f4_filter_turn(const struct dpn_conv *conv, const float *weights, size_t c, size_t o,
                            float turned[9][F4_TURN][F4_TURN])
@@ -300,7 +281,7 @@ static void f4_filter_turn(const struct dpn_conv *conv, const float *weights, si
         size_t i = 0;
         for (; i + 4 <= F4_TURN && i + 4 <= left; i += 4)
             for (size_t j = 0; j < F4_TURN; j += 4)
-                f4_turn4(from + i * stride + j, stride, &turned[t][j][i], F4_TURN);
+                dpn_transpose4(from + i * stride + j, stride, &turned[t][j][i], F4_TURN);
         for (; i < F4_TURN && i < left; i++)
             for (size_t j = 0; j < F4_TURN; j++) turned[t][j][i] = from[i * stride + j];
     }

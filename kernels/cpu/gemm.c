@@ -14,11 +14,7 @@
  */
 #include <string.h>
 
-#include "kernels/cpu/isa.h"
-
-#if DPN_LANES > 4
-#include <immintrin.h>
-#endif
+#include "kernels/cpu/vector.h"
 
 enum {
     GEMM_COLUMNS = DPN_PANEL_COLUMNS,
@@ -29,8 +25,6 @@ enum {
 /* Loads and stores of any alignment; the same speed as aligned ones where the address is. */
 typedef float gemm_vec __attribute__((vector_size(DPN_LANES * 4)));
 typedef float gemm_vec_any __attribute__((vector_size(DPN_LANES * 4), aligned(4), may_alias));
-typedef float gemm_quad __attribute__((vector_size(16)));
-typedef float gemm_quad_any __attribute__((vector_size(16), aligned(4), may_alias));
 
 /* SUM + X * ROW. */
 static DPN_ALWAYS_INLINE gemm_vec gemm_step(gemm_vec sum, float x, gemm_vec row)
@@ -220,22 +214,6 @@ static void gemm_rows_partial(const struct gemm_tile *first, size_t m, size_t wi
     }
 }
 
-/* Transposes 4x4: to[i*to_row + j] = from[j*from_row + i]. */
-static DPN_ALWAYS_INLINE void gemm_transpose4(const float *from, size_t from_row, float *to, size_t to_row)
-{
-    gemm_quad r0 = *(const gemm_quad_any *)from, r1 = *(const gemm_quad_any *)(from + from_row);
-    gemm_quad r2 = *(const gemm_quad_any *)(from + 2 * from_row);
-    gemm_quad r3 = *(const gemm_quad_any *)(from + 3 * from_row);
-    gemm_quad low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
-    gemm_quad low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-    gemm_quad high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-    gemm_quad high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-    *(gemm_quad_any *)to = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
-    *(gemm_quad_any *)(to + to_row) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
-    *(gemm_quad_any *)(to + 2 * to_row) = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
-    *(gemm_quad_any *)(to + 3 * to_row) = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
-}
-
 /* to[l][j] = B(l, j) for l < K, j < VALID, else 0; rows of WIDTH floats. */
 static void gemm_pack(const struct dpn_gemm *gemm, const float *b, size_t k, size_t valid, size_t width,
                       float *to)
@@ -246,7 +224,7 @@ static void gemm_pack(const struct dpn_gemm *gemm, const float *b, size_t k, siz
         j4 = valid & ~(size_t)3;
         for (size_t j = 0; j < j4; j += 4)
             for (size_t l = 0; l < l4; l += 4)
-                gemm_transpose4(b + j * gemm->b_col + l, gemm->b_col, to + l * width + j, width);
+                dpn_transpose4(b + j * gemm->b_col + l, gemm->b_col, to + l * width + j, width);
     }
     for (size_t l = 0; l < k; l++) {
         float *row = to + l * width;

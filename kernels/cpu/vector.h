@@ -1,4 +1,4 @@
-/* Vectors of one instruction set's length for the convolution sources: gcc's vector types, and the few
+/* Vectors of one instruction set's length for products and convolutions: gcc's vector types, and the few
  * operations that they lack.
  */
 #ifndef DPN_KERNELS_CPU_VECTOR_H
@@ -72,6 +72,25 @@ static DPN_ALWAYS_INLINE void dpn_vec_stream(float *at, dpn_vec x)
 #else
     dpn_vec_store(at, x);
 #endif
+}
+
+typedef float dpn_quad __attribute__((vector_size(16)));
+typedef float dpn_quad_any __attribute__((vector_size(16), aligned(4), may_alias));
+
+/* Transposes 4x4: to[j*to_row + i] = from[i*from_row + j]. */
+static DPN_ALWAYS_INLINE void dpn_transpose4(const float *from, size_t from_row, float *to, size_t to_row)
+{
+    dpn_quad r0 = *(const dpn_quad_any *)from, r1 = *(const dpn_quad_any *)(from + from_row);
+    dpn_quad r2 = *(const dpn_quad_any *)(from + 2 * from_row);
+    dpn_quad r3 = *(const dpn_quad_any *)(from + 3 * from_row);
+    dpn_quad low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
+    dpn_quad low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
+    dpn_quad high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
+    dpn_quad high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+    *(dpn_quad_any *)to = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+    *(dpn_quad_any *)(to + to_row) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+    *(dpn_quad_any *)(to + 2 * to_row) = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+    *(dpn_quad_any *)(to + 3 * to_row) = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
 }
 
 /* Orders stores past the caches before whatever tells other threads of them. */

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Data sets of images: CIFAR-10's binary form, NumPy arrays, fetch.sh, augmentation. Rows D13, D14, R03.
+# Data sets of images: CIFAR-10's binary form, NumPy arrays, augmentation. Rows D13, D14, R03.
 . "${srcdir:-.}/tests/cli/lib.sh" || exit 1
 run() { "$DPNODE" train --devices 0 --quiet --model mlp:hidden=8 --epochs 1 --batch 16 "$@"; }
 
@@ -91,23 +91,7 @@ for n in 1 2 3; do
     check R03 "$n device(s): same bits" same "$work/a1/last.safetensors" "$work/a$n/last.safetensors"
 done
 
-# ---- fetch.sh ----
-shared=${DPNODE_SHARED:-/nonexistent}
-if [ -d "$shared/data/mnist" ] && command -v curl >/dev/null; then
-    cp -r "$shared/data/mnist" "$work/mirror"; chmod -R u+w "$work/mirror"
-    fetch() { DPNODE_MIRROR=file://$work/mirror timeout 60 sh "$srcdir/data/fetch.sh" mnist "$work/f"; }
-    check FETCH "brings four files" fetch
-    check FETCH "that train" "$DPNODE" train --quiet --devices 0 --data "mnist:$work/f" --steps 2 --eval-every 0
-    mv "$work/mirror" "$work/away"; check FETCH "fetches nothing again" fetch; mv "$work/away" "$work/mirror"
-    head -c 1000000 "$work/f/train-images-idx3-ubyte.gz" >"$work/f/train-images-idx3-ubyte.gz.part"; rm "$work/f/train-images-idx3-ubyte.gz"
-    check FETCH "goes on with a part" fetch
-    check FETCH "and has it right" same "$work/f/train-images-idx3-ubyte.gz" "$work/mirror/train-images-idx3-ubyte.gz"
-    printf x | dd of="$work/mirror/t10k-labels-idx1-ubyte.gz" bs=1 seek=99 conv=notrunc 2>/dev/null; rm "$work/f/t10k-labels-idx1-ubyte.gz"
-    if fetch >"$work/out" 2>&1; then bad "FETCH: a wrong file is taken"; else ok "FETCH: a wrong file is not taken"; fi
-    check FETCH "and not left under its name" test ! -e "$work/f/t10k-labels-idx1-ubyte.gz"
-else
-    echo "SKIP FETCH: no real MNIST (set DPNODE_SHARED to a folder with data/mnist), or no curl"
-fi
+# ---- the converter ----
 if command -v python3 >/dev/null; then
     check D13 "the converter refuses what is no pickle of images" sh -c "! python3 '$srcdir/data/cifar10_from_python.py' '$tiny' '$work/p'"
 else

@@ -13,6 +13,7 @@
 
 #include "core/tree.h"
 #include "kernels/kernels.h"
+#include "tests/kernels/tables.h"
 
 enum { N_TABLES = 3, MAX_N = 5000, MAX_SOURCES = 130 };
 
@@ -280,12 +281,7 @@ static void test_tree_sum_of_other_programmes(void **state)
 static int open_tables(void **state)
 {
     (void)state;
-    for (int t = 0; t < N_TABLES; t++) {
-        if (dpn_kernels_select(isa_names[t], &tables[t]) != DPN_OK) {
-            print_message("SKIP %s: %s\n", isa_names[t], dpn_error_text());
-            tables[t] = NULL;
-        }
-    }
+    select_tables(isa_names, N_TABLES, tables);
     return 0;
 }
 

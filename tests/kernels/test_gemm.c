@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "kernels/kernels.h"
+#include "tests/kernels/tables.h"
 
 enum { N_TABLES = 4, MAX_ELEMS = 600 * 160, SENTINEL_ROWS = 1 };
 
@@ -268,12 +269,7 @@ static void test_not_finite_is_not_lost(void **state)
 static int open_tables(void **state)
 {
     (void)state;
-    for (int t = 0; t < N_TABLES; t++) {
-        if (dpn_kernels_select(isa_names[t], &tables[t]) != DPN_OK) {
-            print_message("SKIP %s: %s\n", isa_names[t], dpn_error_text());
-            tables[t] = NULL;
-        }
-    }
+    select_tables(isa_names, N_TABLES, tables);
     float **buffers[] = {&buffer_a, &buffer_b, &buffer_c, &buffer_want, &buffer_start};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
         *buffers[i] = aligned_alloc(64, MAX_ELEMS * sizeof(float));

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "kernels/kernels.h"
+#include "tests/kernels/tables.h"
 
 enum { N_TABLES = 4, MARGIN = 64, MAX_SIDE = 300, MAX_CHANNELS = 5, MAX_N = 3 * 64 * MAX_SIDE };
 
@@ -109,12 +110,7 @@ static void test_same_as_conversion(void **state)
 static int open_tables(void **state)
 {
     (void)state;
-    for (int t = 0; t < N_TABLES; t++) {
-        if (dpn_kernels_select(isa_names[t], &tables[t]) != DPN_OK) {
-            print_message("SKIP %s: %s\n", isa_names[t], dpn_error_text());
-            tables[t] = NULL;
-        }
-    }
+    select_tables(isa_names, N_TABLES, tables);
     for (size_t i = 0; i < MAX_N; i++) {
         bytes[i] = (uint8_t)(i * 131 + i / 255);
         floats[i] = (float)(i * 7919 % 10007) / 313.0f - 15.0f;

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "kernels/kernels.h"
+#include "tests/kernels/tables.h"
 
 enum { N_TABLES = 3, MAX_CSTRIDE = 512, MAX_PIXELS = 1100, MAX_N = MAX_CSTRIDE * MAX_PIXELS };
 
@@ -430,12 +431,7 @@ static float *allocated(void)
 static int open_tables(void **state)
 {
     (void)state;
-    for (int t = 0; t < N_TABLES; t++) {
-        if (dpn_kernels_select(isa_names[t], &tables[t]) != DPN_OK) {
-            print_message("SKIP %s: %s\n", isa_names[t], dpn_error_text());
-            tables[t] = NULL;
-        }
-    }
+    select_tables(isa_names, N_TABLES, tables);
     x = allocated(), y = allocated(), d = allocated(), want = allocated(), got = allocated();
     fill_channels();
     return 0;

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "kernels/kernels.h"
+#include "tests/kernels/tables.h"
 
 enum { N_TABLES = 4, MAX_N = 16 * 1024 };
 
@@ -220,12 +221,7 @@ static void test_no_rows(void **state)
 static int open_tables(void **state)
 {
     (void)state;
-    for (int t = 0; t < N_TABLES; t++) {
-        if (dpn_kernels_select(isa_names[t], &tables[t]) != DPN_OK) {
-            print_message("SKIP %s: %s\n", isa_names[t], dpn_error_text());
-            tables[t] = NULL;
-        }
-    }
+    select_tables(isa_names, N_TABLES, tables);
     return 0;
 }
 

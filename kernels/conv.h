@@ -3,20 +3,26 @@
  * Activations are NHWC float32: sample n, pixel (y, x), channel c at n*sample_stride + (y*width + x)*cstride
  * + c. A cstride is the number of channels rounded up to 16, and the floats between are 0; only a model's
  * input has cstride = channels. Weights are the panel matrix of kernels.h with rows = taps*in_channels (row
- * (ky*kernel_width
- * + kx)*in_channels + c) and columns = out_channels.
+ * (ky*kernel_width + kx)*in_channels + c) and columns = out_channels.
  *
  * An algorithm does a pass in phases, each cut into items. Which items there are, and what an item computes,
  * depends on the shape (struct dpn_conv) and the instruction set alone; items of a phase are independent, a
  * phase begins when the one before is done. So any team gives the same bits. Items of one phase write
  * disjoint memory.
  *
- * What batch norm would read or write again in passes of its own is done here while the data is in cache:
- *   source     x is read as it is, or as [relu](x*scale[c] + shift[c]): a batch norm's output that is never
- * stored gradient   dy is read as it is, or as g*g_scale[c] + z*z_scale[c] + shift[c]: batch norm's input
- * gradient moments    per block of output pixels: count, mean and sum of squared deviations of every channel
- *   mask_sums  for the data pass: the finished dx is masked by a ReLU and batch norm's two sums are taken of
- * it Padding pixels are exactly 0 whatever scale and shift say.
+ * What batch norm would read or write again in passes of its own is done here while the data is in cache.
+ *
+ * Source: x is read as it is, or as [relu](x*scale[c] + shift[c]), a batch norm's output that is never
+ * stored.
+ *
+ * Gradient: dy is read as it is, or as g*g_scale[c] + z*z_scale[c] + shift[c], batch norm's input gradient.
+ *
+ * Moments: per block of output pixels, count, mean and sum of squared deviations of every channel.
+ *
+ * Mask and sums: in the data pass, the finished dx is masked by a ReLU and batch norm's two sums are taken of
+ * it.
+ *
+ * Padding pixels are exactly 0 whatever scale and shift say.
  */
 #ifndef DPN_KERNELS_CONV_H
 #define DPN_KERNELS_CONV_H
@@ -94,6 +100,7 @@ struct dpn_conv_algorithm {
     const char *name; /* "winograd", "direct" */
     /* Whether it can do this pass of this shape (any data). */
     int (*serves)(const struct dpn_conv *conv, enum dpn_conv_pass pass);
+    /* Workspace of a pass. Fewer samples may want more of it, as items are cut by their number. */
     size_t (*shared_floats)(const struct dpn_conv *conv, enum dpn_conv_pass pass);
     /* Scratch of one thread, multiple of 16 floats. */
     size_t (*private_floats)(const struct dpn_conv *conv, enum dpn_conv_pass pass);

@@ -1,12 +1,17 @@
 /* The last step of building a model: who reads what, and what therefore need not be stored or moved.
  *
  * Around batch norm nearly all time is memory traffic, so its work is done inside the convolutions next to
- * it: conv -> norm         the convolution takes the moments of its output, and computes the gradient of its
- * output from that of the norm's output while it reads it (node->norm, value->grad_lazy) norm -> any readers
- * the norm's output is computed by whoever reads it (value->lazy), if all readers can norm -> conv the data
- * pass of the convolution that touches the gradient of the norm's output last masks it and takes the norm's
- * sums (node->masks) A residual's gradient is the (masked) gradient of the sum: both share a buffer
- * (value->grad_shared_with).
+ * it.
+ *
+ * conv -> norm: the convolution takes the moments of its output, and computes the gradient of its output from
+ * that of the norm's output while it reads it (node->norm, value->grad_lazy).
+ *
+ * norm -> any readers: the norm's output is computed by whoever reads it, if all readers can (value->lazy).
+ *
+ * norm -> conv: the data pass of the convolution that touches the gradient of the norm's output last masks it
+ * and takes the norm's sums (node->masks).
+ *
+ * A residual's gradient is the (masked) gradient of the sum: both share a buffer (value->grad_shared_with).
  */
 #include <assert.h>
 

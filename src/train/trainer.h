@@ -1,10 +1,12 @@
 /* The training engine: one run on the devices of this rank.
  *
  * Life of a run: cmd_train.c fills struct dpn_run (setup.c), every device thread executes dpn_trainer_body
- * (trainer.c), which calls the mode's step for every step, evaluates, and has device 0 save and log. Who may
- * write what: struct dpn_run      set up before the device threads start; afterwards only device 0 writes,
- * between barriers, or before it starts the first bucket of a step (stop, read by all after they waited for
- * that step) struct dpn_replica  its own device's thread; shard_loss entries by the owner of the shard
+ * (trainer.c), which calls the mode's step for every step, evaluates, and has device 0 save and log.
+ *
+ * Who may write what. struct dpn_run is set up before the device threads start; afterwards only device 0
+ * writes, between barriers, or before it starts the first bucket of a step (stop, read by all after they
+ * waited for that step). struct dpn_replica: its own device's thread; shard_loss entries by the owner of the
+ * shard.
  */
 #ifndef DPN_TRAIN_TRAINER_H
 #define DPN_TRAIN_TRAINER_H

@@ -1,11 +1,17 @@
 /* What the black-box tests need beside dpnode itself: fixtures, and comparisons of its logs and weights.
  *
- *   tool idx DIR PART LABELS          IDX pair of all-zero 28x28 images; PART train|t10k; LABELS "0x7,1x6" or
- * "0,1,10" tool zero-biases IN OUT           copies a weights file with every tensor called *bias set to 0
- *   tool tensor FILE NAME             prints a tensor, a value a line
- *   tool reference CASE.json LOG TOL GRADTOL [N]  compares a run's (N first) step losses and gradient norms
- * with expected ones tool log-max LOG EVENT KEY        largest value of KEY over events EVENT tool log-last
- * LOG EVENT KEY last value of KEY over events EVENT, with all its digits
+ * tool idx DIR PART LABELS: IDX pair of all-zero 28x28 images; PART train|t10k; LABELS "0x7,1x6" or "0,1,10".
+ *
+ * tool zero-biases IN OUT: copies a weights file with every tensor called *bias set to 0.
+ *
+ * tool tensor FILE NAME: prints a tensor, a value a line.
+ *
+ * tool reference CASE.json LOG TOL GRADTOL [N]: compares a run's (N first) step losses and gradient norms
+ * with expected ones.
+ *
+ * tool log-max LOG EVENT KEY: largest value of KEY over events EVENT.
+ *
+ * tool log-last LOG EVENT KEY: last value of KEY over events EVENT, with all its digits.
  */
 #include <fcntl.h>
 #include <jansson.h>

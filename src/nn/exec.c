@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "core/memory.h"
-#include "core/tree.h"
 #include "nn/nn.h"
 
 enum { EXEC_SPREAD_MIN_MACS = 50000 }; /* about 1 us of one core: what handing out and joining costs */
@@ -136,29 +135,6 @@ enum dpn_status dpn_exec_backward(struct dpn_exec *exec, size_t rows,
 
 /* ---- shards that meet ---- */
 
-/* TOTAL: what the step's LEAVES leaves give together, along the one tree, channel by channel. */
-static void exec_merge(const struct dpn_node *node, size_t elems, const double *all, uint64_t leaves,
-                       int backward, double *total)
-{
-    size_t channels = (elems - 1) / 2;
-    for (size_t c = 0; c < channels; c++) {
-        double stack[DPN_TREE_MAX_LEVEL + 2][3];
-        size_t depth = 0;
-        for (uint64_t leaf = 0; leaf < leaves; leaf++) {
-            const double *from = all + leaf * elems;
-            stack[depth][0] = from[0];
-            stack[depth][1] = from[1 + c];
-            stack[depth++][2] = from[1 + channels + c];
-            for (unsigned adds = dpn_tree_adds_after(leaf, 0, leaves, leaves); adds > 0; adds--, depth--)
-                node->cls->merge(stack[depth - 2], stack[depth - 1], backward);
-        }
-        assert(depth == 1);
-        total[0] = stack[0][0];
-        total[1 + c] = stack[0][1];
-        total[1 + channels + c] = stack[0][2];
-    }
-}
-
 static enum dpn_status exec_meet(const struct dpn_model *model, const struct dpn_node *node,
                                  const struct dpn_exec_group *group, int backward)
 {
@@ -170,7 +146,7 @@ static enum dpn_status exec_meet(const struct dpn_model *model, const struct dpn
     DPN_TRY(group->exchange(group->arg, node->moments_at, backward, elems, &all, &leaves));
     if (group->n == 0) return DPN_OK;
     double *total = group->execs[0].total;
-    exec_merge(node, elems, all, leaves, backward, total);
+    node->cls->combine(elems, all, leaves, backward, total);
     for (size_t i = 0; i < group->n; i++) node->cls->adopt(node, &group->execs[i], total, backward);
     return DPN_OK;
 }

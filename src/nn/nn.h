@@ -246,12 +246,13 @@ struct dpn_op_class {
     /* Ops whose result depends on the whole batch (batch norm): before forward in training, measure() leaves
      * moments_elems(node) doubles of the shard in exec->moments + node->moments_at, and adopt() takes those
      * of the shard (`local`) or of all shards together (`sync`); before backward likewise with exec->sums.
-     * merge: INTO becomes both together. NULL for other ops. */
+     * combine: TOTAL becomes what LEAVES shards give along the one tree, shard i's ELEMS doubles at ALL +
+     * i*ELEMS. NULL for other ops. */
     size_t (*moments_elems)(const struct dpn_model *model, const struct dpn_node *node);
     size_t (*aux_elems)(const struct dpn_model *model, const struct dpn_node *node); /* floats in exec->aux */
     void (*measure)(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int backward);
     void (*adopt)(const struct dpn_node *node, struct dpn_exec *exec, const double *total, int backward);
-    void (*merge)(double into[3], const double other[3], int backward);
+    void (*combine)(size_t elems, const double *all, uint64_t leaves, int backward, double *total);
 
     /* Floats of workspace that a pass over ROWS rows wants: shared by the team, of each thread, and of blocks
      * of moments or sums. NULL: none. */
@@ -367,6 +368,14 @@ void dpn_exec_ready(struct dpn_exec *exec, size_t floats);
 /* For op files. Runs fn(arg, thread, size) on the whole team, or fn(arg, 0, 1) here if WORK (in
  * multiply-adds, a function of the shape alone) is not worth handing out. */
 void dpn_exec_spread(const struct dpn_exec *exec, double work, dpn_team_fn *fn, void *arg);
+/* For op files: moments of X, and masked sums of D (masked in place), over PIXELS x CSTRIDE, block by block
+ * of a fixed number of pixels in exec->blocks, spread, and combined into OUT (NULL: not wanted). Of MASK, y
+ * and z are those of pixel 0; its sums are not looked at. blocks.c. */
+size_t dpn_exec_blocks_floats(size_t pixels, size_t cstride); /* of exec->blocks, that both want */
+void dpn_exec_moments(const struct dpn_exec *exec, size_t pixels, size_t cstride, const float *x,
+                      double *out);
+void dpn_exec_mask_sums(const struct dpn_exec *exec, size_t pixels, size_t cstride, float *d,
+                        const struct dpn_mask_sums *mask, double *out);
 /* GRAD = Y > 0 ? GRAD : 0 over ELEMS floats, spread. */
 void dpn_relu_backward(const struct dpn_exec *exec, size_t elems, const float *y, float *grad);
 

@@ -2,8 +2,8 @@
  * shift + r), scale = weight/sqrt(var + eps), shift = bias - mean*scale.
  *
  * Cost: next to convolutions nothing but what is fused into them (link.c); else one pass for the moments, one
- * for y, one for mask and sums of the gradient, one for z's gradient. Moments: float32 within fixed blocks of
- * pixels, combined in ascending order in double; so they depend on the shape alone.
+ * for y, one for mask and sums of the gradient, one for z's gradient. Moments depend on the shape alone
+ * (blocks.c).
  */
 #include <assert.h>
 #include <math.h>
@@ -16,8 +16,8 @@
 /* What PyTorch's BatchNorm2d has by default. */
 static const double norm_eps = 1e-5, norm_momentum = 0.1;
 
-/* Pixels of a block of moments or sums, if this op makes them: 64 channels of it fill L2 by a sixteenth. */
-enum { NORM_BLOCK_PIXELS = 512, NORM_MACS_PER_ELEM = 4, NORM_PIECE_PIXELS = 256 };
+/* Pieces handed to threads. */
+enum { NORM_MACS_PER_ELEM = 4, NORM_PIECE_PIXELS = 256 };
 
 /* Rows of cstride floats in exec->aux. */
 enum {
@@ -47,17 +47,10 @@ static size_t norm_pixels(const struct dpn_exec *exec, const struct dpn_node *no
     return rows * z->height * z->width;
 }
 
-static size_t norm_blocks(size_t pixels)
-{
-    return (pixels + NORM_BLOCK_PIXELS - 1) / NORM_BLOCK_PIXELS;
-}
-
 struct norm_job {
     const struct dpn_kernels *kernels;
     size_t pixels, cstride;
-    const float *z;
-    float *d, *blocks;
-    struct dpn_mask_sums mask;
+    float *d;
     struct dpn_bn_apply apply;
     struct dpn_gradient gradient;
     int adds;       /* the residual's gradient: to what is there */
@@ -65,13 +58,13 @@ struct norm_job {
     size_t scratch_floats;
 };
 
-/* This thread's run of pieces of PIECE pixels. */
-static size_t norm_share(const struct norm_job *job, size_t piece, int thread, int size, size_t *first)
+/* This thread's run of pieces. */
+static size_t norm_share(const struct norm_job *job, int thread, int size, size_t *first)
 {
-    size_t begin, count, pieces = (job->pixels + piece - 1) / piece;
+    size_t begin, count, pieces = (job->pixels + NORM_PIECE_PIXELS - 1) / NORM_PIECE_PIXELS;
     dpn_split(pieces, (size_t)size, (size_t)thread, &begin, &count);
-    *first = begin * piece;
-    size_t end = (begin + count) * piece;
+    *first = begin * NORM_PIECE_PIXELS;
+    size_t end = (begin + count) * NORM_PIECE_PIXELS;
     return (end < job->pixels ? end : job->pixels) - (*first < job->pixels ? *first : job->pixels);
 }
 
@@ -82,32 +75,6 @@ static void norm_spread(const struct dpn_exec *exec, struct norm_job *job, dpn_t
 }
 
 /* ---- moments ---- */
-
-static void norm_moments_part(void *arg, int thread, int size)
-{
-    const struct norm_job *job = arg;
-    size_t first, count = norm_share(job, NORM_BLOCK_PIXELS, thread, size, &first);
-    for (size_t at = first; at < first + count; at += NORM_BLOCK_PIXELS) {
-        size_t n = first + count - at < NORM_BLOCK_PIXELS ? first + count - at : NORM_BLOCK_PIXELS;
-        float *block = job->blocks + at / NORM_BLOCK_PIXELS * dpn_block_floats(job->cstride);
-        job->kernels->moments(n, job->cstride, job->z + at * job->cstride, block);
-    }
-}
-
-static void norm_sums_part(void *arg, int thread, int size)
-{
-    const struct norm_job *job = arg;
-    size_t first, count = norm_share(job, NORM_BLOCK_PIXELS, thread, size, &first);
-    for (size_t at = first; at < first + count; at += NORM_BLOCK_PIXELS) {
-        size_t n = first + count - at < NORM_BLOCK_PIXELS ? first + count - at : NORM_BLOCK_PIXELS;
-        size_t offset = at * job->cstride;
-        struct dpn_mask_sums mask = job->mask;
-        mask.sums += at / NORM_BLOCK_PIXELS * dpn_block_floats(job->cstride);
-        mask.z += offset;
-        if (mask.y) mask.y += offset;
-        job->kernels->mask_sums(n, job->cstride, job->d + offset, &mask);
-    }
-}
 
 struct dpn_mask_sums dpn_batch_norm_mask(const struct dpn_exec *exec, const struct dpn_node *norm)
 {
@@ -140,21 +107,14 @@ static int norm_measured(const struct dpn_model *model, const struct dpn_node *n
 static void norm_measure(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int backward)
 {
     const struct dpn_model *model = exec->model;
-    struct norm_job job = {.pixels = norm_pixels(exec, node, rows),
-                           .cstride = norm_cstride(exec, node),
-                           .z = exec->value[node->input],
-                           .blocks = exec->blocks};
+    size_t pixels = norm_pixels(exec, node, rows), cstride = norm_cstride(exec, node);
     if (backward ? norm_masked(model, node) : norm_measured(model, node)) return;
     if (backward) {
-        job.d = exec->grad[node->output];
-        job.mask = dpn_batch_norm_mask(exec, node);
-        norm_spread(exec, &job, norm_sums_part);
-        exec->kernels->sums_combine(norm_blocks(job.pixels), job.cstride, exec->blocks,
-                                    exec->sums + node->moments_at);
+        const struct dpn_mask_sums mask = dpn_batch_norm_mask(exec, node);
+        dpn_exec_mask_sums(exec, pixels, cstride, exec->grad[node->output], &mask,
+                           exec->sums + node->moments_at);
     } else {
-        norm_spread(exec, &job, norm_moments_part);
-        exec->kernels->moments_combine(norm_blocks(job.pixels), job.cstride, exec->blocks,
-                                       exec->moments + node->moments_at);
+        dpn_exec_moments(exec, pixels, cstride, exec->value[node->input], exec->moments + node->moments_at);
     }
 }
 
@@ -172,6 +132,36 @@ static void norm_merge(double into[3], const double other[3], int backward)
         into[2] += other[2] + delta * delta * into[0] * other[0] / n;
     }
     into[0] = n;
+}
+
+/* TOTAL: channel C of LEAVES shards along the one tree, shard i's doubles at ALL + i*STRIDE. */
+static void norm_combine_channel(const double *all, size_t stride, uint64_t leaves, size_t cstride, size_t c,
+                                 int backward, double total[3])
+{
+    double stack[DPN_TREE_MAX_LEVEL + 2][3];
+    size_t depth = 0;
+    for (uint64_t leaf = 0; leaf < leaves; leaf++) {
+        const double *from = all + leaf * stride;
+        stack[depth][0] = from[0];
+        stack[depth][1] = from[1 + c];
+        stack[depth++][2] = from[1 + cstride + c];
+        for (unsigned adds = dpn_tree_adds_after(leaf, 0, leaves, leaves); adds > 0; adds--, depth--)
+            norm_merge(stack[depth - 2], stack[depth - 1], backward);
+    }
+    assert(depth == 1);
+    memcpy(total, stack[0], sizeof stack[0]);
+}
+
+static void norm_combine(size_t elems, const double *all, uint64_t leaves, int backward, double *total)
+{
+    size_t cstride = (elems - 1) / 2;
+    for (size_t c = 0; c < cstride; c++) {
+        double one[3];
+        norm_combine_channel(all, elems, leaves, cstride, c, backward, one);
+        total[0] = one[0];
+        total[1 + c] = one[1];
+        total[1 + cstride + c] = one[2];
+    }
 }
 
 /* ---- forward ---- */
@@ -250,7 +240,7 @@ static void norm_apply_part(void *arg, int thread, int size)
     const struct norm_job *job = arg;
     struct dpn_bn_apply part = job->apply;
     size_t first;
-    part.pixels = norm_share(job, NORM_PIECE_PIXELS, thread, size, &first);
+    part.pixels = norm_share(job, thread, size, &first);
     if (part.pixels == 0) return;
     part.z += first * job->cstride;
     part.y += first * job->cstride;
@@ -281,7 +271,7 @@ static void norm_grad_part(void *arg, int thread, int size)
 {
     const struct norm_job *job = arg;
     struct dpn_gradient dy = job->gradient;
-    size_t first, pixels = norm_share(job, NORM_PIECE_PIXELS, thread, size, &first);
+    size_t first, pixels = norm_share(job, thread, size, &first);
     float *into = job->d + first * job->cstride;
     if (pixels == 0) return;
     dy.g += first * job->cstride;
@@ -302,7 +292,7 @@ static void norm_grad_part(void *arg, int thread, int size)
 static void norm_residual_part(void *arg, int thread, int size)
 {
     const struct norm_job *job = arg;
-    size_t first, pixels = norm_share(job, NORM_PIECE_PIXELS, thread, size, &first);
+    size_t first, pixels = norm_share(job, thread, size, &first);
     const float *from = job->gradient.g + first * job->cstride;
     float *into = job->d + first * job->cstride;
     if (pixels == 0) return;
@@ -380,35 +370,30 @@ static void norm_step_statistics(const double *moments, size_t stride, uint64_t 
     }
 }
 
+static void norm_move(float *running, double value)
+{
+    *running = (float)((1.0 - norm_momentum) * (double)*running + norm_momentum * value);
+}
+
 int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, size_t stride,
                           uint64_t leaves, int sync, float *buffers)
 {
     int uncorrected = 0;
-    double whole[2 * DPN_TREE_MAX_LEVEL + 8][3];
     for (size_t i = 0; i < model->n_nodes; i++) {
         const struct dpn_node *node = &model->nodes[i];
         if (node->buffers < 0) continue;
         size_t cstride = model->values[node->input].cstride;
         const double *at = moments + node->moments_at;
         for (size_t c = 0; c < model->values[node->input].channels; c++) {
-            double mean, var;
+            double whole[3], mean, var;
             if (sync) {
-                size_t depth = 0;
-                for (uint64_t l = 0; l < leaves; l++) {
-                    const double *m = at + l * stride;
-                    double leaf[3] = {m[0], m[1 + c], m[1 + cstride + c]};
-                    memcpy(whole[depth++], leaf, sizeof leaf);
-                    for (unsigned adds = dpn_tree_adds_after(l, 0, leaves, leaves); adds > 0; adds--, depth--)
-                        norm_merge(whole[depth - 2], whole[depth - 1], 0);
-                }
-                norm_step_statistics(whole[0], 3, 1, 1, 0, &mean, &var, &uncorrected);
+                norm_combine_channel(at, stride, leaves, cstride, c, 0, whole);
+                norm_step_statistics(whole, 3, 1, 1, 0, &mean, &var, &uncorrected);
             } else {
                 norm_step_statistics(at, stride, leaves, cstride, c, &mean, &var, &uncorrected);
             }
-            float *running_mean = buffers + model->buffers[node->buffers].offset + c;
-            float *running_var = buffers + model->buffers[node->buffers + 1].offset + c;
-            *running_mean = (float)((1.0 - norm_momentum) * (double)*running_mean + norm_momentum * mean);
-            *running_var = (float)((1.0 - norm_momentum) * (double)*running_var + norm_momentum * var);
+            norm_move(buffers + model->buffers[node->buffers].offset + c, mean);
+            norm_move(buffers + model->buffers[node->buffers + 1].offset + c, var);
         }
     }
     return uncorrected;
@@ -432,7 +417,7 @@ static void norm_workspace(const struct dpn_model *model, const struct dpn_node 
 {
     const struct dpn_value *z = &model->values[node->input];
     (void)kernels;
-    if (training) workspace->blocks = norm_blocks(rows * z->height * z->width) * dpn_block_floats(z->cstride);
+    if (training) workspace->blocks = dpn_exec_blocks_floats(rows * z->height * z->width, z->cstride);
     if (training && node->needs_input_grad && node->adds_input_grad)
         workspace->scratch = NORM_PIECE_PIXELS * z->cstride;
 }
@@ -451,7 +436,7 @@ const struct dpn_op_class dpn_op_batch_norm = {
     .aux_elems = norm_aux_elems,
     .measure = norm_measure,
     .adopt = norm_adopt,
-    .merge = norm_merge,
+    .combine = norm_combine,
     .workspace = norm_workspace,
 };
 

@@ -10,8 +10,7 @@
 #include "core/memory.h"
 #include "nn/nn.h"
 
-/* Pixels of a block of bias-gradient sums; see conv_workspace. */
-enum { CONV_BLOCK_PIXELS = 512, CONV_CUT_ROWS = 1024 };
+enum { CONV_CUT_ROWS = 1024 }; /* see conv_workspace */
 
 static struct dpn_conv conv_shape(const struct dpn_model *model, const struct dpn_node *node, size_t rows)
 {
@@ -100,54 +99,21 @@ static void conv_forward(const struct dpn_node *node, struct dpn_exec *exec, siz
 
 /* ---- backward ---- */
 
-struct conv_bias_job {
-    const struct dpn_exec *exec;
-    size_t pixels, cstride;
-    const float *y;
-    float *dy;
-    struct dpn_mask_sums mask;
-};
-
-static void conv_bias_part(void *arg, int thread, int size)
-{
-    const struct conv_bias_job *job = arg;
-    size_t first, count, blocks = (job->pixels + CONV_BLOCK_PIXELS - 1) / CONV_BLOCK_PIXELS;
-    dpn_split(blocks, (size_t)size, (size_t)thread, &first, &count);
-    for (size_t b = first; b < first + count; b++) {
-        size_t at = b * CONV_BLOCK_PIXELS, left = job->pixels - at;
-        struct dpn_mask_sums mask = job->mask;
-        mask.z = job->y + at * job->cstride;
-        if (mask.y) mask.y = mask.z;
-        mask.sums += b * dpn_block_floats(job->cstride);
-        job->exec->kernels->mask_sums(left < CONV_BLOCK_PIXELS ? left : CONV_BLOCK_PIXELS, job->cstride,
-                                      job->dy + at * job->cstride, &mask);
-    }
-}
-
 /* dY masked by the fused ReLU, and its sums over pixels: the bias's gradient. */
 static void conv_backward_bias(const struct dpn_node *node, struct dpn_exec *exec,
                                const struct dpn_conv *conv)
 {
-    size_t channels = conv->out_channels, cstride = conv->out_cstride;
-    size_t pixels = conv->samples * conv->out_height * conv->out_width;
-    size_t blocks = (pixels + CONV_BLOCK_PIXELS - 1) / CONV_BLOCK_PIXELS;
+    size_t cstride = conv->out_cstride, pixels = conv->samples * conv->out_height * conv->out_width;
+    const float *y = exec->value[node->output];
     /* The second sum is not wanted, so any mean serves. */
-    struct conv_bias_job job = {
-        .exec = exec,
-        .pixels = pixels,
-        .cstride = cstride,
-        .y = exec->value[node->output],
-        .dy = exec->grad[node->output],
-        .mask = {.y = node->relu ? exec->value[node->output] : NULL,
-                 .mean = exec->value[node->output],
-                 .sums = exec->blocks},
-    };
-    dpn_exec_spread(exec, (double)pixels * (double)cstride * 4, conv_bias_part, &job);
-    if (node->tensors[1] < 0) return;
-    double *sums = (double *)(void *)(exec->blocks + blocks * dpn_block_floats(cstride));
+    const struct dpn_mask_sums mask = {.y = node->relu ? y : NULL, .z = y, .mean = y};
+    double *sums = node->tensors[1] < 0
+                       ? NULL
+                       : (double *)(void *)(exec->blocks + dpn_exec_blocks_floats(pixels, cstride));
+    dpn_exec_mask_sums(exec, pixels, cstride, exec->grad[node->output], &mask, sums);
+    if (!sums) return;
     float *dbias = exec->grads + exec->model->tensors[node->tensors[1]].offset;
-    exec->kernels->sums_combine(blocks, cstride, exec->blocks, sums);
-    for (size_t c = 0; c < channels; c++) dbias[c] = (float)sums[1 + c];
+    for (size_t c = 0; c < conv->out_channels; c++) dbias[c] = (float)sums[1 + c];
 }
 
 static void conv_backward_data(const struct dpn_node *node, struct dpn_exec *exec, struct dpn_conv_args args)
@@ -204,9 +170,8 @@ static void conv_wish(const struct dpn_model *model, const struct dpn_node *node
         if (training && blocks > workspace->blocks) workspace->blocks = blocks;
     }
     /* Bias-gradient sums and what they add up to. */
-    size_t pixels = rows * conv.out_height * conv.out_width;
-    size_t bias_blocks = (pixels + CONV_BLOCK_PIXELS - 1) / CONV_BLOCK_PIXELS;
-    size_t bias = bias_blocks * dpn_block_floats(conv.out_cstride) + 2 * (1 + 2 * conv.out_cstride);
+    size_t bias = dpn_exec_blocks_floats(rows * conv.out_height * conv.out_width, conv.out_cstride) +
+                  2 * (1 + 2 * conv.out_cstride);
     if (training && (node->relu || node->tensors[1] >= 0) && bias > workspace->blocks)
         workspace->blocks = bias;
 }

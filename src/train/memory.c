@@ -66,10 +66,26 @@ static size_t memory_nodes(const struct dpn_run *run)
     return run->group.node_count > 0 ? (size_t)run->group.node_count : 1;
 }
 
+/* What training takes beside parameters and activations. */
+static void memory_predict_training(const struct dpn_run *run, double arena, double nodes,
+                                    struct memory_need *need)
+{
+    double n = (double)run->group.n, slots = arena * (double)run->n_slots;
+    for (size_t m = 0; m < run->group.n; m++)
+        need->gradients += arena * (double)dpn_memory_stack_size(run, &run->replicas[m]);
+    if (run->group.n > 1 && dpn_memory_wants_result(run)) need->gradients += arena * nodes;
+    need->state = slots * (run->mode->replicated_state && !run->fused ? n : 1.0);
+    if (!run->mode->replicated_state)
+        need->mode = (double)run->batch * sizeof(float) *
+                     (double)(run->model->values[0].stride + run->model->values[run->model->logits].stride);
+    if (*run->config->init || run->resume) need->params += arena;
+    if (run->resume) need->state += slots;
+}
+
 static struct memory_need memory_predict(const struct dpn_run *run)
 {
     double arena = (double)run->model->arena_elems * sizeof(float), n = (double)run->group.n;
-    double nodes = (double)memory_nodes(run), slots = (double)run->n_slots;
+    double nodes = (double)memory_nodes(run);
     struct memory_need need = {.params = arena * (run->fused ? nodes : n)};
     for (size_t m = 0; m < run->group.n; m++) {
         const struct dpn_replica *r = &run->replicas[m];
@@ -77,17 +93,8 @@ static struct memory_need memory_predict(const struct dpn_run *run)
         double activations = (double)plan->activation_floats * sizeof(float) * (double)r->n_execs;
         need.activations += activations;
         need.workspace += (double)r->exec_bytes - activations;
-        if (run->training) need.gradients += arena * (double)dpn_memory_stack_size(run, r);
     }
-    if (!run->training) goto out;
-    if (run->group.n > 1 && dpn_memory_wants_result(run)) need.gradients += arena * nodes;
-    need.state = arena * slots * (run->mode->replicated_state && !run->fused ? n : 1.0);
-    if (!run->mode->replicated_state)
-        need.mode = (double)run->batch * sizeof(float) *
-                    (double)(run->model->values[0].stride + run->model->values[run->model->logits].stride);
-    if (*run->config->init || run->resume) need.params += arena;
-    if (run->resume) need.state += arena * slots;
-out:
+    if (run->training) memory_predict_training(run, arena, nodes, &need);
     need.total = need.params + need.gradients + need.state + need.activations + need.workspace + need.mode;
     return need;
 }

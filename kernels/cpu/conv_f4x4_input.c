@@ -108,15 +108,14 @@ static DPN_ALWAYS_INLINE void f4_a(const dpn_vec d[4], dpn_vec out[6])
 static DPN_ALWAYS_INLINE void f4_g(const dpn_vec g[3], dpn_vec out[6])
 {
     const dpn_vec p2 = dpn_vec_set(F4_P2), q2 = dpn_vec_set(F4_Q2);
-    dpn_vec even_p = dpn_vec_fma(p2, g[2], g[0]) * dpn_vec_set(F4_GP),
-            odd_p = g[1] * dpn_vec_set(F4_P * F4_GP);
-    dpn_vec even_q = dpn_vec_fma(q2, g[2], g[0]) * dpn_vec_set(F4_GQ),
-            odd_q = g[1] * dpn_vec_set(F4_Q * F4_GQ);
+    const dpn_vec scale_p = dpn_vec_set(F4_GP), scale_q = dpn_vec_set(F4_GQ);
+    dpn_vec even_p = dpn_vec_fma(p2, g[2], g[0]), odd_p = g[1] * dpn_vec_set(F4_P * F4_GP);
+    dpn_vec even_q = dpn_vec_fma(q2, g[2], g[0]), odd_q = g[1] * dpn_vec_set(F4_Q * F4_GQ);
     out[0] = g[0] * dpn_vec_set(F4_G0);
-    out[1] = even_p + odd_p;
-    out[2] = even_p - odd_p;
-    out[3] = even_q + odd_q;
-    out[4] = even_q - odd_q;
+    out[1] = dpn_vec_fma(scale_p, even_p, odd_p);
+    out[2] = dpn_vec_fma(scale_p, even_p, -odd_p);
+    out[3] = dpn_vec_fma(scale_q, even_q, odd_q);
+    out[4] = dpn_vec_fma(scale_q, even_q, -odd_q);
     out[5] = g[2];
 }
 

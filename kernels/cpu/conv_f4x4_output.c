@@ -135,10 +135,10 @@ static void f4_output_moments(const struct f4_output *output, size_t first_chann
                               size_t pixels, const struct f4_sums *sums)
 {
     float *mean = output->moments + first_channel, *squares = mean + output->images.cstride;
-    for (size_t c = 0; c < channels; c++) {
-        float shift = sums->first[c] / (float)pixels, around = sums->second[c] - sums->first[c] * shift;
-        mean[c] = sums->origin[c] + shift;
-        squares[c] = around < 0 ? 0 : around;
+    for (size_t c = 0; c < channels; c += DPN_LANES) {
+        const dpn_vec first = dpn_vec_load(sums->first + c), shift = first / (float)pixels;
+        dpn_vec_store(mean + c, dpn_vec_load(sums->origin + c) + shift);
+        dpn_vec_store(squares + c, dpn_vec_relu(dpn_vec_fma(-first, shift, dpn_vec_load(sums->second + c))));
     }
     output->moments[2 * output->images.cstride] = (float)pixels;
 }

@@ -255,10 +255,10 @@ static void f4w_add_tiles(const struct dpn_conv_args *args, const struct f4w_gri
 /* One side of G^T u G. */
 static DPN_ALWAYS_INLINE void f4w_gt(const dpn_vec u[6], dpn_vec out[3])
 {
-    dpn_vec even_p = (u[1] + u[2]) * dpn_vec_set(F4_GP), odd_p = (u[1] - u[2]) * dpn_vec_set(F4_P * F4_GP);
+    dpn_vec even_p = (u[1] + u[2]) * dpn_vec_set(F4_GP);
     dpn_vec even_q = (u[3] + u[4]) * dpn_vec_set(F4_GQ), odd_q = (u[3] - u[4]) * dpn_vec_set(F4_Q * F4_GQ);
     out[0] = dpn_vec_fma(dpn_vec_set(F4_G0), u[0], even_p + even_q);
-    out[1] = odd_p + odd_q;
+    out[1] = dpn_vec_fma(dpn_vec_set(F4_P * F4_GP), u[1] - u[2], odd_q);
     out[2] = dpn_vec_fma(dpn_vec_set(F4_P2), even_p, dpn_vec_fma(dpn_vec_set(F4_Q2), even_q, u[5]));
 }
 

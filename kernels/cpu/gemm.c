@@ -9,8 +9,8 @@
  * pipes, the rest cuts loads of B). For 16 registers: 6 rows of two vectors. A 6x64 tile fetches ahead one
  * line a step of k, which is worth 8-15% when B comes from beyond L2.
  *
- * A set with FMA fuses every step of every chain, one without never does. Intrinsics make sure of it: what a
- * compiler contracts by itself depends on what stands around it (a sanitizer's checks are enough).
+ * A set with FMA fuses every step of every chain, by intrinsics, one without never does: what a compiler
+ * contracts by itself would depend on what stands around it (a sanitizer's checks are enough).
  */
 #include <string.h>
 

@@ -20,7 +20,7 @@ enum {
     F4_WIDE_FILTERS = 4 << 20,  /* floats of transformed filters, from which on it is taken */
     F4_WIDE_CHANNELS = 64,      /* input channels whose filters are transformed at once */
     F4_WIDE_BLOCK = 8,          /* tiles of an item of its first phase */
-    F4_STREAM_FLOATS = 2 << 20, /* outputs larger than this go past the caches */
+    F4_STREAM_FLOATS = 1 << 18, /* outputs larger than this go past the caches: half of L2 */
     F4_FILTER_CHANNELS = 16,    /* of an item of the narrow way's first phase */
 };
 
@@ -145,7 +145,9 @@ static struct f4_output f4_pass_output(const struct dpn_conv_args *args, const s
 {
     struct f4_output output = {.images = pass->out, .tiling = pass->tiling};
     size_t at = block * dpn_block_floats(pass->out.cstride);
-    output.stream = args->conv->samples * pass->out.stride > F4_STREAM_FLOATS;
+    /* What is added to has been read into the caches anyway. */
+    output.stream = args->conv->samples * pass->out.stride > F4_STREAM_FLOATS &&
+                    !(pass->data && args->accumulate);
     if (!pass->data) {
         output.y = args->y;
         output.bias = args->bias;
@@ -161,29 +163,6 @@ static struct f4_output f4_pass_output(const struct dpn_conv_args *args, const s
         output.mask = mask;
     }
     return output;
-}
-
-/* The 36 products [TILES][CHANNELS] x [CHANNELS][WIDTH]. */
-static void f4_products(size_t tiles, size_t channels, size_t width, const float *v, size_t v_plane,
-                        const float *u, size_t u_plane, float *m, size_t m_plane, int accumulate)
-{
-    for (size_t xi = 0; xi < F4_POINTS; xi++) {
-        struct dpn_gemm gemm = {
-            .m = tiles,
-            .n = width,
-            .k = channels,
-            .a = v + xi * v_plane,
-            .a_row = channels,
-            .a_col = 1,
-            .b = u + xi * u_plane,
-            .b_row = width,
-            .b_col = 1,
-            .c = m + xi * m_plane,
-            .c_row = width,
-            .accumulate = accumulate,
-        };
-        DPN_ISA_SYMBOL(gemm)(&gemm);
-    }
 }
 
 static void f4_narrow_filters(const struct dpn_conv_args *args, const struct f4_pass *pass, size_t item)
@@ -206,13 +185,17 @@ static void f4_narrow_block(const struct dpn_conv_args *args, const struct f4_pa
     size_t tiles = left < pass->block ? left : pass->block, channels = pass->in.cstride;
     size_t v_plane = f4_plane(pass->block, channels);
     float *v = scratch, *m = scratch + F4_POINTS * v_plane;
+    struct f4_products products = {.tiles = tiles, .channels = channels, .v = v, .v_plane = v_plane, .m = m};
 
     DPN_ISA_SYMBOL(f4_input)(&input, first, tiles, 0, channels, v, v_plane);
     for (size_t p = 0; p < pass->panels; p++) {
-        size_t width = f4_panel_width(pass, p), m_plane = f4_plane(pass->block, width);
-        const float *u = args->shared + p * F4_POINTS * f4_plane(channels, DPN_PANEL_COLUMNS);
-        f4_products(tiles, channels, width, v, v_plane, u, f4_plane(channels, width), m, m_plane, 0);
-        DPN_ISA_SYMBOL(f4_output)(&output, first, tiles, p * DPN_PANEL_COLUMNS, width, m, m_plane);
+        products.width = f4_panel_width(pass, p);
+        products.u = args->shared + p * F4_POINTS * f4_plane(channels, DPN_PANEL_COLUMNS);
+        products.u_plane = f4_plane(channels, products.width);
+        products.m_plane = f4_plane(pass->block, products.width);
+        DPN_ISA_SYMBOL(f4_products)(&products);
+        DPN_ISA_SYMBOL(f4_output)
+        (&output, first, tiles, p * DPN_PANEL_COLUMNS, products.width, m, products.m_plane);
     }
 }
 
@@ -243,7 +226,19 @@ static void f4_wide_panel(const struct dpn_conv_args *args, const struct f4_pass
         size_t plane, channels = f4_wide_slice(pass, s, &plane);
         DPN_ISA_SYMBOL(f4_filter)
         (args->conv, args->weights, pass->data, panel, s * F4_WIDE_CHANNELS, channels, width, u, u_plane);
-        f4_products(tiles, channels, width, v, plane, u, u_plane, m, m_plane, s > 0);
+        const struct f4_products products = {
+            .tiles = tiles,
+            .channels = channels,
+            .width = width,
+            .v = v,
+            .u = u,
+            .m = m,
+            .v_plane = plane,
+            .u_plane = u_plane,
+            .m_plane = m_plane,
+            .accumulate = s > 0,
+        };
+        DPN_ISA_SYMBOL(f4_products)(&products);
         v += F4_POINTS * plane;
     }
     DPN_ISA_SYMBOL(f4_output)(&output, 0, tiles, panel * DPN_PANEL_COLUMNS, width, m, m_plane);

@@ -101,6 +101,16 @@ void DPN_ISA_SYMBOL(f4_output)(const struct f4_output *output, size_t first, siz
 void DPN_ISA_SYMBOL(f4_filter)(const struct dpn_conv *conv, const float *weights, int data, size_t panel,
                                size_t first, size_t channels, size_t width, float *u, size_t plane);
 
+/* M[36][tile][WIDTH] (+)= V[36][tile][channel] U[36][channel][WIDTH], planes as above. */
+struct f4_products {
+    size_t tiles, channels, width;
+    const float *v, *u;
+    float *m;
+    size_t v_plane, u_plane, m_plane;
+    int accumulate;
+};
+void DPN_ISA_SYMBOL(f4_products)(const struct f4_products *products);
+
 /* The weights pass: fields of struct dpn_conv_algorithm. */
 size_t DPN_ISA_SYMBOL(f4_weights_shared)(const struct dpn_conv *conv);
 size_t DPN_ISA_SYMBOL(f4_weights_private)(const struct dpn_conv *conv);

@@ -100,6 +100,7 @@ struct direct_gather DPN_ISA_SYMBOL(direct_x_gather)(const struct dpn_conv *conv
 
 struct direct_plan {
     size_t k, block; /* floats of a patch; patches at once */
+    int windows;
     struct direct_bands bands;
 };
 
@@ -108,7 +109,7 @@ static struct direct_plan direct_forward_plan(const struct dpn_conv *conv)
     const size_t k = conv->kernel_height * conv->kernel_width * conv->in_channels;
     const int dense = conv->out_stride == conv->out_height * conv->out_width * conv->out_cstride;
     const size_t target = direct_max(direct_rows_at_once(k), direct_staged_band(conv->in_channels));
-    struct direct_plan plan = {.k = k};
+    struct direct_plan plan = {.k = k, .windows = direct_windows(conv)};
     plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->out_height, conv->out_width, dense,
                                               target);
     plan.block = direct_block(plan.bands.samples * plan.bands.rows * conv->out_width, k);
@@ -143,7 +144,8 @@ static void direct_forward_band(const struct dpn_conv_args *args, const struct d
                                 .k = plan->k,
                                 .a_col = 1,
                                 .b_col = 1};
-        gemm.a = DPN_ISA_SYMBOL(direct_rows)(&gather, first, gemm.m, 0, plan->k, scratch, &gemm.a_row);
+        if (!plan->windows)
+            gemm.a = DPN_ISA_SYMBOL(direct_rows)(&gather, first, gemm.m, 0, plan->k, scratch, &gemm.a_row);
         gemm.c_row = cstride;
         for (size_t c = 0; c < conv->out_channels; c += DPN_PANEL_COLUMNS) {
             size_t offset;
@@ -151,7 +153,12 @@ static void direct_forward_band(const struct dpn_conv_args *args, const struct d
             gemm.n = gemm.b_row;
             gemm.b = args->weights + offset;
             gemm.c = y + first * cstride + c;
-            DPN_ISA_SYMBOL(gemm)(&gemm);
+            if (plan->windows) {
+                DPN_ISA_SYMBOL(direct_window_products)
+                (&gather, first, gemm.m, gemm.b, gemm.n, gemm.c, cstride);
+            } else {
+                DPN_ISA_SYMBOL(gemm)(&gemm);
+            }
             DPN_ISA_SYMBOL(direct_finish)
             (gemm.m, gemm.n, direct_min(gemm.n, conv->out_channels - c),
              args->bias != NULL ? args->bias + c : NULL, args->relu, gemm.c, cstride);

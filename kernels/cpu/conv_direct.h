@@ -102,6 +102,28 @@ static inline int direct_stages(size_t channels, size_t cstride)
     return channels != cstride || channels % 16 != 0 || channels < 64;
 }
 
+/* The staged copy: of each sample so many rows, of so many pixels. */
+static inline size_t direct_stage_rows(const struct direct_gather *gather)
+{
+    return (gather->rows - 1) * gather->step + gather->ny;
+}
+
+static inline size_t direct_stage_columns(const struct direct_gather *gather)
+{
+    return (gather->columns - 1) * gather->step + gather->nx;
+}
+
+/* Whether x's patches are multiplied where they lie in the staged copy (conv_direct_window.c): one panel of
+ * output channels, over which a copy of them would not pay; rows of pixels that fill tiles; weights that
+ * stay in L1. */
+static inline int direct_windows(const struct dpn_conv *conv)
+{
+    const size_t taps = conv->kernel_height * conv->kernel_width;
+    return taps > 1 && direct_stages(conv->in_channels, conv->in_cstride) && conv->out_width >= 8 &&
+           conv->out_channels <= DPN_PANEL_COLUMNS &&
+           taps * conv->in_channels * direct_round16(conv->out_channels) <= 8192;
+}
+
 /* Pixels of a band at least: where CHANNELS are few it is long, so that less of the staged copy is copied
  * twice. */
 static inline size_t direct_staged_band(size_t channels)
@@ -142,6 +164,18 @@ void DPN_ISA_SYMBOL(direct_columns)(const struct direct_map *map, size_t from, s
  * RELU; columns from VALID on are set to 0. WIDTH is a multiple of 16. */
 void DPN_ISA_SYMBOL(direct_finish)(size_t pixels, size_t width, size_t valid, const float *bias, int relu,
                                    float *y, size_t y_row);
+
+/* ---- conv_direct_window.c ---- */
+/* For COUNT positions from FIRST of a staged gather: C[position][WIDTH] = patch[ny*nx*channels] times
+ * B[ny*nx*channels][WIDTH]. WIDTH: a multiple of 16, at most a panel. Each element is one chain over the
+ * patch, the same as gemm's. */
+void DPN_ISA_SYMBOL(direct_window_products)(const struct direct_gather *gather, size_t first, size_t count,
+                                            const float *b, size_t width, float *c, size_t c_row);
+/* SUMS[ny*nx*channels][WIDTH] (+)= the patches, transposed, times B[position][WIDTH] of row stride B_ROW. Each
+ * element is one chain over the positions, the same as gemm's. */
+void DPN_ISA_SYMBOL(direct_window_sums)(const struct direct_gather *gather, size_t first, size_t count,
+                                        const float *b, size_t b_row, size_t width, float *sums,
+                                        int accumulate);
 
 /* ---- the passes in files of their own, with the meanings of struct dpn_conv_algorithm ---- */
 size_t DPN_ISA_SYMBOL(direct_data_shared)(const struct dpn_conv *conv);

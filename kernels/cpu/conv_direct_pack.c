@@ -91,21 +91,11 @@ static DPN_ALWAYS_INLINE void pack_inside(long first, size_t n, size_t size, siz
 
 /* ---- staged ---- */
 
-static size_t pack_stage_rows(const struct direct_gather *gather)
-{
-    return (gather->rows - 1) * gather->step + gather->ny;
-}
-
-static size_t pack_stage_columns(const struct direct_gather *gather)
-{
-    return (gather->columns - 1) * gather->step + gather->nx;
-}
-
 static DPN_ALWAYS_INLINE void pack_stage(const struct direct_gather *gather, const enum direct_kind kind,
                                          float *to)
 {
     const struct direct_map *map = &gather->map;
-    const size_t rows = pack_stage_rows(gather), columns = pack_stage_columns(gather),
+    const size_t rows = direct_stage_rows(gather), columns = direct_stage_columns(gather),
                  channels = map->channels;
     size_t begin, end;
     pack_inside(gather->left, columns, map->width, &begin, &end);
@@ -138,13 +128,13 @@ static DPN_ALWAYS_INLINE void pack_copy(const float *from, float *to, const size
 static DPN_ALWAYS_INLINE void pack_staged(const struct direct_gather *gather, size_t first, size_t count,
                                           size_t k0, size_t k1, float *a, size_t a_row, const size_t floats)
 {
-    const size_t channels = gather->map.channels, pitch = pack_stage_columns(gather) * channels;
+    const size_t channels = gather->map.channels, pitch = direct_stage_columns(gather) * channels;
     const size_t run = gather->nx * channels, step = gather->step, ny = gather->ny, ky1 = (k1 - 1) / run;
     size_t column = first % gather->columns, row = first / gather->columns % gather->rows;
     size_t n = first / gather->columns / gather->rows;
     while (count > 0) {
         const size_t here = direct_min(count, gather->columns - column);
-        const float *from = gather->staged + (n * pack_stage_rows(gather) + row * step) * pitch +
+        const float *from = gather->staged + (n * direct_stage_rows(gather) + row * step) * pitch +
                             column * step * channels;
         for (size_t i = 0; i < here; i++, from += step * channels, a += a_row) {
             float *to = a;
@@ -216,7 +206,7 @@ int DPN_ISA_SYMBOL(direct_in_place)(const struct direct_gather *gather)
 size_t DPN_ISA_SYMBOL(direct_stage_floats)(const struct direct_gather *gather)
 {
     if (!direct_stages(gather->map.channels, gather->map.cstride)) return 0;
-    return direct_round16(gather->samples * pack_stage_rows(gather) * pack_stage_columns(gather) *
+    return direct_round16(gather->samples * direct_stage_rows(gather) * direct_stage_columns(gather) *
                           gather->map.channels) +
            DIRECT_SLACK;
 }

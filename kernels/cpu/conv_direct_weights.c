@@ -28,7 +28,7 @@ struct weights_plan {
     size_t rows, row_blocks, block_rows, groups, group_panels, panels;
     size_t parts, part_floats;
     size_t pixels; /* at a time */
-    int turned;
+    int windows, turned;
     struct direct_bands bands;
 };
 
@@ -37,8 +37,10 @@ static struct weights_plan weights_plan(const struct dpn_conv *conv)
     const int dense = conv->out_stride == conv->out_height * conv->out_width * conv->out_cstride;
     const size_t target = direct_max(WEIGHTS_PIXELS, direct_staged_band(conv->in_channels));
     struct weights_plan plan = {.rows = conv->kernel_height * conv->kernel_width * conv->in_channels};
+    plan.windows = direct_windows(conv) && plan.rows <= WEIGHTS_ROWS;
     /* A single tap may be multiplied in place, where what follows the last pixel is not to be read. */
-    plan.turned = conv->out_channels <= WEIGHTS_FEW && conv->kernel_height * conv->kernel_width > 1;
+    plan.turned = !plan.windows && conv->out_channels <= WEIGHTS_FEW &&
+                  conv->kernel_height * conv->kernel_width > 1;
     plan.block_rows = direct_round16(direct_cuts(plan.rows, direct_cuts(plan.rows, WEIGHTS_ROWS)));
     plan.row_blocks = direct_cuts(plan.rows, plan.block_rows);
     plan.panels = direct_cuts(conv->out_channels, DPN_PANEL_COLUMNS);
@@ -124,6 +126,13 @@ static void weights_band(const struct dpn_conv_args *args, const struct weights_
     DPN_ISA_SYMBOL(direct_stage)(&gather, item->staged);
     for (size_t first = 0; first < pixels; first += plan->pixels, gemm.accumulate = 1) {
         gemm.k = direct_min(plan->pixels, pixels - first);
+        if (plan->windows) {
+            size_t width = direct_round16(conv->out_channels), row;
+            const float *b = weights_columns(conv, &dy, band, first, gemm.k, 0, width, item->dy, &row);
+            DPN_ISA_SYMBOL(direct_window_sums)
+            (&gather, first, gemm.k, b, row, width, item->sums, gemm.accumulate);
+            continue;
+        }
         gemm.a = DPN_ISA_SYMBOL(direct_rows)(&gather, first, gemm.k, item->row, item->row + item->rows,
                                              item->x, &gemm.a_col);
         if (plan->turned) {

@@ -11,6 +11,10 @@
  * norm -> conv: the data pass of the convolution that touches the gradient of the norm's output last masks it
  * and takes the norm's sums (node->masks).
  *
+ * conv -> maximum pooling: an element of the pooled gradient goes to one element, which ReLU let pass if it let
+ * the maximum pass, and the bias's gradient is the sum of them all: both are done before they are spread
+ * (node->pooled).
+ *
  * A residual's gradient is the (masked) gradient of the sum: both share a buffer (value->grad_shared_with).
  */
 #include <assert.h>
@@ -89,10 +93,20 @@ static void link_norm(struct dpn_model *model, int at)
     }
 }
 
+static void link_pool(struct dpn_model *model, int at)
+{
+    const struct dpn_node *pool = &model->nodes[at];
+    const struct dpn_value *x = &model->values[pool->input];
+    struct dpn_node *maker = x->maker >= 0 ? &model->nodes[x->maker] : NULL;
+    if (maker && maker->cls->takes_moments && x->n_readers == 1 && !pool->window.average) maker->pooled = at;
+}
+
 void dpn_model_link(struct dpn_model *model)
 {
     link_readers(model);
     link_gradients(model);
-    for (size_t i = 0; i < model->n_nodes; i++)
+    for (size_t i = 0; i < model->n_nodes; i++) {
         if (model->nodes[i].cls->moments_elems) link_norm(model, (int)i);
+        if (model->nodes[i].cls->selects) link_pool(model, (int)i);
+    }
 }

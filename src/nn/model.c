@@ -278,7 +278,7 @@ struct dpn_node *dpn_build_node(struct dpn_model_builder *builder, const struct 
     builder->read[input] = 1;
     struct dpn_node *node = &model->nodes[model->n_nodes++];
     *node = (struct dpn_node){.cls = cls, .input = input, .residual = -1, .output = output, .macs = macs};
-    node->buffers = node->norm = node->masks = -1;
+    node->buffers = node->norm = node->masks = node->pooled = -1;
     for (int i = 0; i < DPN_NODE_TENSORS; i++) node->tensors[i] = -1;
     return node;
 }

@@ -95,6 +95,8 @@ struct dpn_node {
                   reads  its output's gradient through it; node, or -1 */
     int masks; /* convolution: batch norm whose output it reads first: its data pass masks that value's
                   finished gradient and takes the norm's sums; node, or -1 */
+    int pooled; /* convolution: maximum pooling that reads its output and nobody else does: undoes its ReLU
+                   and takes its bias's sums, over fewer elements; node, or -1 */
     size_t aux_at;     /* batch norm: floats in exec->aux */
     size_t moments_at; /* batch norm: doubles in exec->moments and exec->sums */
     double macs;       /* forward multiply-adds of one sample */
@@ -232,6 +234,7 @@ struct dpn_op_class {
     int fuses_add;                       /* adds node->residual itself */
     int reads_lazy, reads_lazy_residual; /* its input, its residual may be lazy values */
     int takes_moments; /* a convolution: may be linked to batch norms by node->norm and node->masks */
+    int selects; /* maximum pooling (without window.average): may be linked to a convolution by its pooled */
     int keeps_input, keeps_output; /* what backward reads */
     enum dpn_grad_sharing sharing;
 
@@ -356,6 +359,10 @@ int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, 
 /* For op files: VALUE as its readers read it, and the gradient of a convolution's output, lazy or not. */
 struct dpn_source dpn_exec_source(const struct dpn_exec *exec, int value);
 struct dpn_gradient dpn_exec_gradient(const struct dpn_exec *exec, const struct dpn_node *node);
+/* Convolution NODE's ReLU undone in GRAD, PIXELS x its output's cstride, by Y, which is what it gave; the sums
+ * of what is left over the pixels are its bias's gradient. op_conv.c. */
+void dpn_conv_backward_bias(const struct dpn_node *node, struct dpn_exec *exec, size_t pixels, const float *y,
+                            float *grad);
 /* What a convolution's data pass does to the gradient of batch norm NORM's output; sums: into exec->blocks.
  */
 struct dpn_mask_sums dpn_batch_norm_mask(const struct dpn_exec *exec, const struct dpn_node *norm);

@@ -99,21 +99,20 @@ static void conv_forward(const struct dpn_node *node, struct dpn_exec *exec, siz
 
 /* ---- backward ---- */
 
-/* dY masked by the fused ReLU, and its sums over pixels: the bias's gradient. */
-static void conv_backward_bias(const struct dpn_node *node, struct dpn_exec *exec,
-                               const struct dpn_conv *conv)
+void dpn_conv_backward_bias(const struct dpn_node *node, struct dpn_exec *exec, size_t pixels, const float *y,
+                            float *grad)
 {
-    size_t cstride = conv->out_cstride, pixels = conv->samples * conv->out_height * conv->out_width;
-    const float *y = exec->value[node->output];
+    const struct dpn_value *output = &exec->model->values[node->output];
+    if (!node->relu && node->tensors[1] < 0) return;
     /* The second sum is not wanted, so any mean serves. */
     const struct dpn_mask_sums mask = {.y = node->relu ? y : NULL, .z = y, .mean = y};
-    double *sums = node->tensors[1] < 0
-                       ? NULL
-                       : (double *)(void *)(exec->blocks + dpn_exec_blocks_floats(pixels, cstride));
-    dpn_exec_mask_sums(exec, pixels, cstride, exec->grad[node->output], &mask, sums);
+    double *sums = NULL;
+    if (node->tensors[1] >= 0)
+        sums = (double *)(void *)(exec->blocks + dpn_exec_blocks_floats(pixels, output->cstride));
+    dpn_exec_mask_sums(exec, pixels, output->cstride, grad, &mask, sums);
     if (!sums) return;
     float *dbias = exec->grads + exec->model->tensors[node->tensors[1]].offset;
-    for (size_t c = 0; c < conv->out_channels; c++) dbias[c] = (float)sums[1 + c];
+    for (size_t c = 0; c < output->channels; c++) dbias[c] = (float)sums[1 + c];
 }
 
 static void conv_backward_data(const struct dpn_node *node, struct dpn_exec *exec, struct dpn_conv_args args)
@@ -137,7 +136,9 @@ static void conv_backward_data(const struct dpn_node *node, struct dpn_exec *exe
 static void conv_backward(const struct dpn_node *node, struct dpn_exec *exec, size_t rows)
 {
     const struct dpn_conv conv = conv_shape(exec->model, node, rows);
-    if (node->relu || node->tensors[1] >= 0) conv_backward_bias(node, exec, &conv);
+    if (node->pooled < 0)
+        dpn_conv_backward_bias(node, exec, rows * conv.out_height * conv.out_width, exec->value[node->output],
+                               exec->grad[node->output]);
     struct dpn_conv_args args = {
         .conv = &conv,
         .x = dpn_exec_source(exec, node->input),

@@ -82,6 +82,11 @@ static void pool_backward(const struct dpn_node *node, struct dpn_exec *exec, si
     if (!node->needs_input_grad) return;
     job.dy = exec->grad[node->output];
     job.dx = exec->grad[node->input];
+    const struct dpn_value *x = &exec->model->values[node->input];
+    const struct dpn_node *maker = x->maker >= 0 ? &exec->model->nodes[x->maker] : NULL;
+    if (maker && maker->pooled >= 0)
+        dpn_conv_backward_bias(maker, exec, rows * job.pool.out_height * job.pool.out_width, job.y,
+                               exec->grad[node->output]);
     if (node->adds_input_grad) job.scratch = exec->scratch;
     job.scratch_floats = exec->scratch_floats;
     dpn_exec_spread(exec, pool_work(&job), pool_backward_part, &job);
@@ -99,6 +104,7 @@ static void pool_workspace(const struct dpn_model *model, const struct dpn_node 
 
 const struct dpn_op_class dpn_op_pool = {
     .name = "pool",
+    .selects = 1,
     .keeps_input = 1,
     .keeps_output = 1,
     .forward = pool_forward,

@@ -133,7 +133,9 @@ static void link_say(const struct dpn_model *model, size_t i, char *text, size_t
     if (node->norm >= 0) assert_int_equal(node->norm, i + 1);
     if (node->masks >= 0) assert_int_equal(node->masks, in->maker);
     if (residual) assert_int_equal(node->adds_residual_grad, 0);
-    snprintf(text, size, "%s%s%s%s%s%s%s%s%s%s", node->cls->name, node->relu ? " relu" : "",
+    if (node->pooled >= 0) assert_int_equal(node->pooled, i + 1);
+    snprintf(text, size, "%s%s%s%s%s%s%s%s%s%s%s", node->cls->name, node->relu ? " relu" : "",
+             node->pooled >= 0 ? " pooled" : "",
              in->lazy ? " of lazy" : "",
              !residual        ? ""
              : residual->lazy ? " + lazy"
@@ -216,7 +218,17 @@ static void link_net(const char *ops, const char *const *wanted)
 static void test_lenet(void **state)
 {
     (void)state;
-    LINK_NET("c6k5s1p2b-r-m2s2p0-d120-r-d0", "conv relu", "pool", "dense relu", "dense");
+    LINK_NET("c6k5s1p2b-r-m2s2p0-d120-r-d0", "conv relu pooled", "pool", "dense relu", "dense");
+}
+
+/* Who undoes a convolution's ReLU: the maximum pooling that alone reads it. */
+static void test_pooled(void **state)
+{
+    (void)state;
+    LINK_NET("c5k3s1p1b-m3s1p1-g-d0", "conv pooled", "pool", "global_pool", "dense");
+    LINK_NET("c5k3s1p1b-r-a2s2p0-g-d0", "conv relu", "pool", "global_pool", "dense");
+    LINK_NET("c5k3s1p1b-r-[-m3s1p1-+-g-d0", "conv relu", "pool adds", "add + stored", "global_pool", "dense");
+    LINK_NET("m2s2p0-c5k3s1p1b-r-g-d0", "pool", "conv relu", "global_pool", "dense");
 }
 
 /* What else may stand around a batch norm. */
@@ -235,7 +247,7 @@ static void test_links(void **state)
     LINK_NET("c5k3s1p1-r-n-g-d0", "conv relu", "batch_norm", "global_pool", "dense");
     LINK_NET("c5k3s1p1b-n-g-d0", "conv takes moments", "batch_norm", "global_pool", "dense");
     LINK_NET("c5k3s1p1-[-n-r-+-g-d0", "conv", "batch_norm relu adds", "add + stored", "global_pool", "dense");
-    LINK_NET("c5k3s1p1-m2s2p0-n-g-d0", "conv", "pool", "batch_norm", "global_pool", "dense");
+    LINK_NET("c5k3s1p1-m2s2p0-n-g-d0", "conv pooled", "pool", "batch_norm", "global_pool", "dense");
     LINK_NET("c5k3s1p1-[-c5k3s1p1-x-n-+-g-d0", "conv", "conv adds", "batch_norm + stored shared",
              "global_pool", "dense");
     /* its convolution reads its residual */
@@ -271,6 +283,7 @@ int main(void)
         cmocka_unit_test(test_places_of_batch_norms),
         cmocka_unit_test(test_resnets),
         cmocka_unit_test(test_lenet),
+        cmocka_unit_test(test_pooled),
         cmocka_unit_test(test_links),
         cmocka_unit_test(test_shared_gradients_of_additions),
     };

@@ -22,23 +22,40 @@
  * Mask and sums: in the data pass, the finished dx is masked by a ReLU and batch norm's two sums are taken of
  * it.
  *
+ * Maximum pooling: y is never stored, only each window's maximum and which element that was; backward, the
+ * gradient of the maxima is read as dy.
+ *
  * Padding pixels are exactly 0 whatever scale and shift say.
  */
 #ifndef DPN_KERNELS_CONV_H
 #define DPN_KERNELS_CONV_H
 
 #include <stddef.h>
+#include <stdint.h>
 
-enum { DPN_CONV_MAX_PHASES = 3 };
+enum { DPN_CONV_MAX_PHASES = 3, DPN_CONV_MAX_POOL = 15 };
 
-/* Shape of one convolution. out_height = (in_height + 2*pad - kernel_height)/stride + 1, and so on. */
+/* Shape of one convolution. out_height = (in_height + 2*pad - kernel_height)/stride + 1, and so on. POOL: 0,
+ * or the side of the windows that y is pooled over, at steps of as much; then out_stride is that of the
+ * pooled tensor, of out_height/pool x out_width/pool pixels (rows and columns past the last whole window are
+ * dropped).
+ */
 struct dpn_conv {
     size_t samples;
     size_t in_channels, in_cstride, in_height, in_width,
         in_stride; /* in_stride: floats from sample to sample */
     size_t out_channels, out_cstride, out_height, out_width, out_stride;
     size_t kernel_height, kernel_width, stride, pad;
+    size_t pool;
 };
+
+/* Whether POOL may be asked for: where the output has so few channels that passes over it weigh most, and
+ * where no faster algorithm would be lost. */
+static inline int dpn_conv_may_pool(const struct dpn_conv *conv)
+{
+    return conv->pool >= 2 && conv->pool <= DPN_CONV_MAX_POOL && conv->out_channels < 64 &&
+           !(conv->kernel_height == 3 && conv->kernel_width == 3 && conv->stride == 1);
+}
 
 enum dpn_conv_pass {
     DPN_CONV_FORWARD, /* y from x and weights */
@@ -55,7 +72,7 @@ struct dpn_source {
 };
 
 /* dY read as G (Z NULL), or as G*g_scale[c] + Z*z_scale[c] + shift[c] ([out_cstride] floats each, 0 in the
- * padding). Z has G's layout. */
+ * padding). Z has G's layout. With pool, G (Z NULL) is the gradient of the maxima. */
 struct dpn_gradient {
     const float *g, *z;
     const float *g_scale, *z_scale, *shift;
@@ -86,8 +103,10 @@ struct dpn_conv_args {
     const float *weights;       /* forward, data */
     const float *bias;          /* forward: [round16(out_channels)], or NULL */
     int relu;                   /* forward: y = max(0, .) after the bias, NaN stays NaN */
-    float *y;                   /* forward */
-    float *moments;             /* forward: blocks() blocks of y as written, or NULL */
+    float *y;                   /* forward; with pool: the maxima, as kernels.h's pool gives them */
+    uint8_t *place;             /* with pool: of the maxima's layout, the first element of the window that is
+                                   the maximum, counted row by row; forward writes it, the others read it */
+    float *moments;             /* forward: blocks() blocks of y as written, or NULL; not with pool */
     struct dpn_gradient dy;     /* data, weights */
     float *dx;                  /* data */
     int accumulate;             /* data: dx += */

@@ -3,8 +3,8 @@
  *
  * Forward: an item is a band of output pixels. Its patches of x are packed block by block into private
  * scratch, the batch norm and ReLU before done on the way, and multiplied with the weights, which are a
- * packed B as they lie; bias, ReLU and moments follow while the band is in cache. A 1x1 kernel of stride 1
- * multiplies x where it lies. Data and weights: conv_direct_data.c, conv_direct_weights.c.
+ * packed B as they lie; bias, ReLU, moments and maximum pooling follow while the band is in cache. A 1x1
+ * kernel of stride 1 multiplies x where it lies. Data and weights: conv_direct_data.c, conv_direct_weights.c.
  *
  * Cost: the flops of the definition, plus one copy of a patch an output pixel. Every element of y is one
  * chain over the kernel's taps and channels, in the order of the weights' rows; cuts come from the shape
@@ -62,10 +62,14 @@ static struct direct_map direct_x(const struct dpn_conv *conv, const struct dpn_
     return map;
 }
 
-struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv *conv, const struct dpn_gradient *dy)
+struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv_args *args)
 {
+    const struct dpn_conv *conv = args->conv;
+    const struct dpn_gradient *dy = &args->dy;
     return (struct direct_map){
-        .kind = dy->z != NULL ? DIRECT_GRADIENT : DIRECT_PLAIN,
+        .kind = conv->pool      ? DIRECT_POOLED
+                : dy->z != NULL ? DIRECT_GRADIENT
+                                : DIRECT_PLAIN,
         .x = dy->g,
         .z = dy->z,
         .scale = dy->g_scale,
@@ -76,6 +80,8 @@ struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv *conv, const s
         .height = conv->out_height,
         .width = conv->out_width,
         .stride = conv->out_stride,
+        .place = args->place,
+        .pool = conv->pool,
     };
 }
 
@@ -100,28 +106,41 @@ struct direct_gather DPN_ISA_SYMBOL(direct_x_gather)(const struct dpn_conv *conv
 
 struct direct_plan {
     size_t k, block; /* floats of a patch; patches at once */
+    size_t unit;     /* rows of pixels that stay together */
+    size_t pixels;   /* of a band */
     int windows;
-    struct direct_bands bands;
+    struct direct_bands bands; /* of units */
 };
 
 static struct direct_plan direct_forward_plan(const struct dpn_conv *conv)
 {
     const size_t k = conv->kernel_height * conv->kernel_width * conv->in_channels;
-    const int dense = conv->out_stride == conv->out_height * conv->out_width * conv->out_cstride;
+    const size_t pixels = conv->out_height * conv->out_width;
     const size_t target = direct_max(direct_rows_at_once(k), direct_staged_band(conv->in_channels));
-    struct direct_plan plan = {.k = k, .windows = direct_windows(conv)};
-    plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->out_height, conv->out_width, dense,
-                                              target);
-    plan.block = direct_block(plan.bands.samples * plan.bands.rows * conv->out_width, k);
+    struct direct_plan plan = {.k = k, .windows = direct_windows(conv), .unit = conv->pool ? conv->pool : 1};
+    const int dense = conv->pool || conv->out_stride == pixels * conv->out_cstride;
+    plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->out_height / plan.unit,
+                                              conv->out_width * plan.unit, dense, target);
+    plan.pixels = plan.bands.samples * plan.bands.rows * plan.unit * conv->out_width;
+    plan.block = plan.windows ? plan.pixels : direct_block(plan.pixels, k);
     return plan;
+}
+
+static struct direct_band direct_forward_at(const struct dpn_conv *conv, const struct direct_plan *plan,
+                                            size_t item)
+{
+    struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan->bands, conv->samples,
+                                                          conv->out_height / plan->unit, item);
+    band.row *= plan->unit;
+    band.rows *= plan->unit;
+    return band;
 }
 
 /* The first band's: none is larger. */
 static size_t direct_forward_staged(const struct dpn_conv *conv, const struct direct_plan *plan)
 {
     const struct dpn_source none = {0};
-    const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan->bands, conv->samples, conv->out_height,
-                                                                0);
+    const struct direct_band band = direct_forward_at(conv, plan, 0);
     const struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &none, &band);
     return DPN_ISA_SYMBOL(direct_stage_floats)(&gather);
 }
@@ -131,12 +150,13 @@ static void direct_forward_band(const struct dpn_conv_args *args, const struct d
 {
     const struct dpn_conv *conv = args->conv;
     const size_t cstride = conv->out_cstride;
-    const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan->bands, conv->samples, conv->out_height,
-                                                                item);
+    const struct direct_band band = direct_forward_at(conv, plan, item);
     const size_t pixels = band.samples * band.rows * conv->out_width;
+    const size_t at = band.sample * conv->out_stride +
+                      band.row / plan->unit * (conv->out_width / plan->unit) * cstride;
     struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &args->x, &band);
-    float *y = args->y + band.sample * conv->out_stride + band.row * conv->out_width * cstride;
-    float *staged = scratch + direct_packed_floats(plan->block, plan->k);
+    float *staged = scratch + (plan->windows ? 0 : direct_packed_floats(plan->block, plan->k));
+    float *y = conv->pool ? staged + direct_forward_staged(conv, plan) : args->y + at;
 
     DPN_ISA_SYMBOL(direct_stage)(&gather, staged);
     for (size_t first = 0; first < pixels; first += plan->block) {
@@ -164,6 +184,8 @@ static void direct_forward_band(const struct dpn_conv_args *args, const struct d
              args->bias != NULL ? args->bias + c : NULL, args->relu, gemm.c, cstride);
         }
     }
+    if (conv->pool)
+        DPN_ISA_SYMBOL(direct_pool)(conv, band.samples, band.rows, y, args->y + at, args->place + at);
     if (args->moments != NULL)
         DPN_ISA_SYMBOL(moments)(pixels, cstride, y, args->moments + item * dpn_block_floats(cstride));
 }
@@ -189,7 +211,8 @@ static size_t direct_private_floats(const struct dpn_conv *conv, enum dpn_conv_p
     if (pass == DPN_CONV_DATA) return DPN_ISA_SYMBOL(direct_data_private)(conv);
     if (pass == DPN_CONV_WEIGHTS) return DPN_ISA_SYMBOL(direct_weights_private)(conv);
     const struct direct_plan plan = direct_forward_plan(conv);
-    return direct_packed_floats(plan.block, plan.k) + direct_forward_staged(conv, &plan);
+    return (plan.windows ? 0 : direct_packed_floats(plan.block, plan.k)) +
+           direct_forward_staged(conv, &plan) + (conv->pool ? plan.pixels * conv->out_cstride : 0);
 }
 
 static size_t direct_items(const struct dpn_conv *conv, enum dpn_conv_pass pass, int phase)

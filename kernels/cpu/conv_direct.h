@@ -19,6 +19,7 @@ enum direct_kind {
     DIRECT_AFFINE,      /* x*scale + shift */
     DIRECT_AFFINE_RELU, /* max(0, x*scale + shift) */
     DIRECT_GRADIENT,    /* x*scale + z*z_scale + shift */
+    DIRECT_POOLED,      /* at each window's place x, which is pooled, else 0 */
 };
 
 /* A tensor as it is read. */
@@ -27,6 +28,8 @@ struct direct_map {
     const float *x, *z;
     const float *scale, *z_scale, *shift;
     size_t channels, cstride, height, width, stride; /* STRIDE: floats from sample to sample */
+    const uint8_t *place;                            /* DIRECT_POOLED, with POOL as in struct dpn_conv */
+    size_t pool;
 };
 
 /* The cut of a tensor's pixels into COUNT bands: ROWS rows (the last band of a sample: what is left) of
@@ -138,7 +141,8 @@ struct direct_bands DPN_ISA_SYMBOL(direct_bands)(size_t samples, size_t height, 
 struct direct_band DPN_ISA_SYMBOL(direct_band)(const struct direct_bands *bands, size_t samples,
                                                size_t height, size_t index);
 
-struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv *conv, const struct dpn_gradient *dy);
+/* dY of ARGS. */
+struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv_args *args);
 /* The patches of x that BAND of y is made of. */
 struct direct_gather DPN_ISA_SYMBOL(direct_x_gather)(const struct dpn_conv *conv, const struct dpn_source *x,
                                                      const struct direct_band *band);
@@ -156,8 +160,8 @@ void DPN_ISA_SYMBOL(direct_stage)(struct direct_gather *gather, float *staged);
  * or K1 the patch's end. */
 const float *DPN_ISA_SYMBOL(direct_rows)(const struct direct_gather *gather, size_t first, size_t count,
                                          size_t k0, size_t k1, float *scratch, size_t *row);
-/* COUNT pixels of MAP from the one at float FROM on, their channels C .. C+WIDTH-1, to rows of WIDTH
- * floats; zeros past the real channels. C and WIDTH are multiples of 16. */
+/* COUNT pixels of MAP, which is not pooled, from the one at float FROM on, their channels C .. C+WIDTH-1, to
+ * rows of WIDTH floats; zeros past the real channels. C and WIDTH are multiples of 16. */
 void DPN_ISA_SYMBOL(direct_columns)(const struct direct_map *map, size_t from, size_t count, size_t c,
                                     size_t width, float *to);
 /* For columns 0 .. WIDTH-1 of PIXELS rows of Y (stride Y_ROW): adds BIAS (or NULL), then max(0, .) with
@@ -165,14 +169,24 @@ void DPN_ISA_SYMBOL(direct_columns)(const struct direct_map *map, size_t from, s
 void DPN_ISA_SYMBOL(direct_finish)(size_t pixels, size_t width, size_t valid, const float *bias, int relu,
                                    float *y, size_t y_row);
 
+/* ---- conv_direct_pool.c ---- */
+/* Of Y, SAMPLES images of ROWS x width pixels, each whole: windows' maxima and their places. OUT and PLACE:
+ * of the first sample's first window. */
+void DPN_ISA_SYMBOL(direct_pool)(const struct dpn_conv *conv, size_t samples, size_t rows, const float *y,
+                                 float *out, uint8_t *place);
+/* COUNT pixels of the pooled MAP from pixel (Y, X) of sample N on, row after row, their channels C ..
+ * C+WIDTH-1, at steps of TO_STEP floats; writes whole vectors. C and WIDTH are multiples of 16. */
+void DPN_ISA_SYMBOL(direct_unpool)(const struct direct_map *map, size_t n, size_t y, size_t x, size_t count,
+                                   size_t c, size_t width, float *to, size_t to_step);
+
 /* ---- conv_direct_window.c ---- */
 /* For COUNT positions from FIRST of a staged gather: C[position][WIDTH] = patch[ny*nx*channels] times
  * B[ny*nx*channels][WIDTH]. WIDTH: a multiple of 16, at most a panel. Each element is one chain over the
  * patch, the same as gemm's. */
 void DPN_ISA_SYMBOL(direct_window_products)(const struct direct_gather *gather, size_t first, size_t count,
                                             const float *b, size_t width, float *c, size_t c_row);
-/* SUMS[ny*nx*channels][WIDTH] (+)= the patches, transposed, times B[position][WIDTH] of row stride B_ROW. Each
- * element is one chain over the positions, the same as gemm's. */
+/* SUMS[ny*nx*channels][WIDTH] (+)= the patches, transposed, times B[position][WIDTH] of row stride B_ROW.
+ * Each element is one chain over the positions, the same as gemm's. */
 void DPN_ISA_SYMBOL(direct_window_sums)(const struct direct_gather *gather, size_t first, size_t count,
                                         const float *b, size_t b_row, size_t width, float *sums,
                                         int accumulate);

@@ -195,7 +195,7 @@ static void data_class_band(const struct dpn_conv_args *args, const struct data_
     const float *weights = args->shared + (cy.before * conv->kernel_width + cy.taps * cx.before) *
                                               conv->out_channels * width;
     struct direct_gather gather = {
-        .map = DPN_ISA_SYMBOL(direct_dy)(conv, &args->dy),
+        .map = DPN_ISA_SYMBOL(direct_dy)(args),
         .sample = band->sample,
         .samples = band->samples,
         .rows = cy.count,
@@ -245,9 +245,9 @@ static void data_band(const struct dpn_conv_args *args, const struct data_plan *
 /* The largest staged copy of a class of the first band. */
 static size_t data_staged(const struct dpn_conv *conv, const struct data_plan *plan)
 {
-    const struct dpn_gradient none = {0};
+    const struct dpn_conv_args none = {.conv = conv};
     struct direct_gather gather = {
-        .map = DPN_ISA_SYMBOL(direct_dy)(conv, &none),
+        .map = DPN_ISA_SYMBOL(direct_dy)(&none),
         .samples = plan->few ? 1 : plan->bands.samples,
         .rows = plan->few ? conv->out_height : direct_cuts(plan->bands.rows, conv->stride),
         .columns = plan->few ? conv->out_width : direct_cuts(conv->in_width, conv->stride),
@@ -317,7 +317,7 @@ static void data_few(const struct dpn_conv_args *args, const struct data_plan *p
                  row = direct_round16(columns);
     float *parts = scratch + direct_packed_floats(pixels, plan->k);
     struct direct_gather gather = {
-        .map = DPN_ISA_SYMBOL(direct_dy)(conv, &args->dy),
+        .map = DPN_ISA_SYMBOL(direct_dy)(args),
         .sample = sample,
         .samples = 1,
         .rows = conv->out_height,

@@ -8,6 +8,7 @@
  *
  * Cost: one load and one store a vector, at most ny*nx/step^2 times the tensor.
  */
+#include <assert.h>
 #include <string.h>
 
 #include "kernels/cpu/conv_direct.h"
@@ -109,7 +110,9 @@ static DPN_ALWAYS_INLINE void pack_stage(const struct direct_gather *gather, con
             const size_t x = (size_t)(gather->left + (long)begin);
             const size_t from = n * map->stride + ((size_t)y * map->width + x) * map->cstride;
             memset(to, 0, begin * channels * sizeof *to);
-            pack_pixels(map, kind, from, end - begin, to + begin * channels);
+            if (kind == DIRECT_POOLED) DPN_ISA_SYMBOL(direct_unpool)
+            (map, n, (size_t)y, x, end - begin, 0, map->cstride, to + begin * channels, channels);
+            else pack_pixels(map, kind, from, end - begin, to + begin * channels);
             memset(to + end * channels, 0, (columns - end) * channels * sizeof *to);
         }
     }
@@ -222,6 +225,7 @@ void DPN_ISA_SYMBOL(direct_stage)(struct direct_gather *gather, float *staged)
     case DIRECT_AFFINE: pack_stage(gather, DIRECT_AFFINE, staged); break;
     case DIRECT_AFFINE_RELU: pack_stage(gather, DIRECT_AFFINE_RELU, staged); break;
     case DIRECT_GRADIENT: pack_stage(gather, DIRECT_GRADIENT, staged); break;
+    case DIRECT_POOLED: pack_stage(gather, DIRECT_POOLED, staged); break;
     }
 }
 
@@ -257,6 +261,7 @@ static void pack_rows(const struct direct_gather *gather, size_t first, size_t c
     case DIRECT_AFFINE: pack_map(gather, DIRECT_AFFINE, first, count, k0, k1, a, a_row); break;
     case DIRECT_AFFINE_RELU: pack_map(gather, DIRECT_AFFINE_RELU, first, count, k0, k1, a, a_row); break;
     case DIRECT_GRADIENT: pack_map(gather, DIRECT_GRADIENT, first, count, k0, k1, a, a_row); break;
+    case DIRECT_POOLED: assert(!"few channels are staged"); break;
     }
 }
 

@@ -34,7 +34,8 @@ struct weights_plan {
 
 static struct weights_plan weights_plan(const struct dpn_conv *conv)
 {
-    const int dense = conv->out_stride == conv->out_height * conv->out_width * conv->out_cstride;
+    const int dense = conv->pool || /* copied in any case */
+                      conv->out_stride == conv->out_height * conv->out_width * conv->out_cstride;
     const size_t target = direct_max(WEIGHTS_PIXELS, direct_staged_band(conv->in_channels));
     struct weights_plan plan = {.rows = conv->kernel_height * conv->kernel_width * conv->in_channels};
     plan.windows = direct_windows(conv) && plan.rows <= WEIGHTS_ROWS;
@@ -49,12 +50,18 @@ static struct weights_plan weights_plan(const struct dpn_conv *conv)
     plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->out_height, conv->out_width, dense,
                                               target);
     const size_t pixels = plan.bands.samples * plan.bands.rows * conv->out_width;
-    plan.pixels = direct_cuts(pixels, direct_cuts(pixels, WEIGHTS_PIXELS));
+    plan.pixels = plan.windows ? pixels : direct_cuts(pixels, direct_cuts(pixels, WEIGHTS_PIXELS));
     plan.part_floats = dpn_panel_elems(plan.rows, conv->out_channels);
     plan.parts = direct_cuts(WEIGHTS_ITEMS, plan.row_blocks * plan.groups);
     plan.parts = direct_min(plan.parts, 1 + WEIGHTS_PART_FLOATS / plan.part_floats);
     plan.parts = direct_max(1, direct_min(plan.parts, plan.bands.count / 2));
     return plan;
+}
+
+/* Of packed patches. */
+static size_t weights_patches_floats(const struct weights_plan *plan)
+{
+    return plan->windows ? 0 : direct_packed_floats(plan->pixels, plan->block_rows);
 }
 
 static size_t weights_turned_floats(const struct weights_plan *plan)
@@ -77,6 +84,14 @@ static const float *weights_columns(const struct dpn_conv *conv, const struct di
 {
     const size_t from = band->sample * conv->out_stride +
                         (band->row * conv->out_width + first) * conv->out_cstride;
+    if (dy->kind == DIRECT_POOLED) {
+        const size_t pixels = band->rows * conv->out_width;
+        *row = width;
+        DPN_ISA_SYMBOL(direct_unpool)
+        (dy, band->sample + first / pixels, band->row + first % pixels / conv->out_width,
+         first % conv->out_width, count, panel * DPN_PANEL_COLUMNS, width, to, width);
+        return to;
+    }
     if (dy->kind == DIRECT_PLAIN && conv->out_cstride <= DPN_PANEL_COLUMNS) {
         *row = conv->out_cstride;
         return dy->x + from;
@@ -120,7 +135,7 @@ static void weights_band(const struct dpn_conv_args *args, const struct weights_
 {
     const struct dpn_conv *conv = args->conv;
     const size_t pixels = band->samples * band->rows * conv->out_width;
-    const struct direct_map dy = DPN_ISA_SYMBOL(direct_dy)(conv, &args->dy);
+    const struct direct_map dy = DPN_ISA_SYMBOL(direct_dy)(args);
     struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &args->x, band);
     struct dpn_gemm gemm = {.m = item->rows, .a_row = 1, .b_col = 1, .accumulate = accumulate};
     DPN_ISA_SYMBOL(direct_stage)(&gather, item->staged);
@@ -163,7 +178,7 @@ static void weights_sum(const struct dpn_conv_args *args, const struct weights_p
     item.panels = direct_min(plan->group_panels, plan->panels - item.panel);
     item.sums = part == 0 ? args->dweights : args->shared + (part - 1) * plan->part_floats;
     item.x = scratch;
-    item.dy = item.x + direct_packed_floats(plan->pixels, plan->block_rows);
+    item.dy = item.x + weights_patches_floats(plan);
     item.turned = item.dy + plan->pixels * DPN_PANEL_COLUMNS;
     item.staged = item.turned + weights_turned_floats(plan);
     for (size_t b = begin; b < end; b++) {
@@ -208,8 +223,8 @@ size_t DPN_ISA_SYMBOL(direct_weights_private)(const struct dpn_conv *conv)
     const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan.bands, conv->samples, conv->out_height,
                                                                 0);
     const struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &none, &band);
-    return direct_packed_floats(plan.pixels, plan.block_rows) + plan.pixels * DPN_PANEL_COLUMNS +
-           weights_turned_floats(&plan) + DPN_ISA_SYMBOL(direct_stage_floats)(&gather);
+    return weights_patches_floats(&plan) + plan.pixels * DPN_PANEL_COLUMNS + weights_turned_floats(&plan) +
+           DPN_ISA_SYMBOL(direct_stage_floats)(&gather);
 }
 
 size_t DPN_ISA_SYMBOL(direct_weights_items)(const struct dpn_conv *conv, int phase)

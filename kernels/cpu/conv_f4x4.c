@@ -90,7 +90,7 @@ static int f4_serves(const struct dpn_conv *conv, enum dpn_conv_pass pass)
 {
     (void)pass;
     return conv->kernel_height == 3 && conv->kernel_width == 3 && conv->stride == 1 && conv->pad <= 2 &&
-           conv->in_cstride % 16 == 0 && conv->out_cstride % 16 == 0;
+           conv->in_cstride % 16 == 0 && conv->out_cstride % 16 == 0 && conv->pool == 0;
 }
 
 static size_t f4_shared_floats(const struct dpn_conv *conv, enum dpn_conv_pass which)

@@ -64,6 +64,28 @@ static DPN_ALWAYS_INLINE dpn_vec dpn_vec_where_positive(dpn_vec y, dpn_vec x)
 #endif
 }
 
+/* As many bytes, widened. */
+static DPN_ALWAYS_INLINE dpn_vec_int dpn_vec_load_bytes(const uint8_t *at)
+{
+#if DPN_LANES == 16
+    return (dpn_vec_int)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)at));
+#elif DPN_LANES == 8
+    return (dpn_vec_int)_mm256_cvtepu8_epi32(_mm_loadu_si64(at));
+#else
+    return (dpn_vec_int){at[0], at[1], at[2], at[3]};
+#endif
+}
+
+/* Each element's lowest byte. */
+static DPN_ALWAYS_INLINE void dpn_vec_store_bytes(uint8_t *at, dpn_vec_int x)
+{
+#if DPN_LANES == 16
+    _mm_storeu_si128((__m128i_u *)at, _mm512_cvtepi32_epi8((__m512i)x));
+#else
+    for (size_t l = 0; l < DPN_LANES; l++) at[l] = (uint8_t)x[l];
+#endif
+}
+
 /* Past the caches: whole cache lines only, so a plain store where a vector is less than one. */
 static DPN_ALWAYS_INLINE void dpn_vec_stream(float *at, dpn_vec x)
 {

@@ -5,6 +5,7 @@
  * (forward, data), or a row of the weights. Blocks of moments and sums: a sample.
  */
 #include <assert.h>
+#include <math.h>
 
 #include "kernels/ref/ref.h"
 
@@ -29,11 +30,6 @@ static size_t conv_in(const struct dpn_conv *conv, size_t n, size_t y, size_t x)
     return n * conv->in_stride + (y * conv->in_width + x) * conv->in_cstride;
 }
 
-static size_t conv_out(const struct dpn_conv *conv, size_t n, size_t y, size_t x)
-{
-    return n * conv->out_stride + (y * conv->out_width + x) * conv->out_cstride;
-}
-
 /* The input coordinate under tap K of output coordinate O. Not below SIZE, also where it would be negative:
  * in the padding. */
 static size_t conv_under(const struct dpn_conv *conv, size_t o, size_t k)
@@ -47,6 +43,24 @@ static size_t conv_over(const struct dpn_conv *conv, size_t i, size_t k, size_t 
     const size_t o = i + conv->pad - k;
     if (o % conv->stride != 0 || o / conv->stride >= size) return size; /* negative ones have wrapped round */
     return o / conv->stride;
+}
+
+/* Output pixel (OY, OX) of what is stored. */
+static size_t conv_stored(const struct dpn_conv *conv, size_t n, size_t oy, size_t ox)
+{
+    const size_t width = conv->pool ? conv->out_width / conv->pool : conv->out_width;
+    return n * conv->out_stride + (oy * width + ox) * conv->out_cstride;
+}
+
+/* dY of output channel CO of pixel (OY, OX). */
+static float conv_gradient(const struct dpn_conv_args *args, size_t n, size_t oy, size_t ox, size_t co)
+{
+    const struct dpn_conv *conv = args->conv;
+    const size_t pool = conv->pool;
+    if (!pool) return ref_gradient(&args->dy, conv_stored(conv, n, oy, ox) + co, co);
+    if (oy / pool >= conv->out_height / pool || ox / pool >= conv->out_width / pool) return 0;
+    const size_t i = conv_stored(conv, n, oy / pool, ox / pool) + co;
+    return args->place[i] == oy % pool * pool + ox % pool ? args->dy.g[i] : 0;
 }
 
 static double conv_forward_sum(const struct dpn_conv_args *args, size_t n, size_t oy, size_t ox, size_t co)
@@ -65,21 +79,41 @@ static double conv_forward_sum(const struct dpn_conv_args *args, size_t n, size_
     return sum;
 }
 
+/* y[co] of pixel (OY, OX), also in the padding. */
+static float conv_forward_one(const struct dpn_conv_args *args, size_t n, size_t oy, size_t ox, size_t co)
+{
+    if (co >= args->conv->out_channels) return 0;
+    double sum = conv_forward_sum(args, n, oy, ox, co);
+    if (args->bias != NULL) sum += (double)args->bias[co];
+    return args->relu ? ref_max0((float)sum) : (float)sum;
+}
+
+/* The maximum over pooled pixel (PY, PX)'s window, and its place. */
+static float conv_forward_pooled(const struct dpn_conv_args *args, size_t n, size_t py, size_t px, size_t co,
+                                 uint8_t *place)
+{
+    const size_t pool = args->conv->pool;
+    float largest = 0;
+    for (size_t i = 0; i < pool * pool; i++) {
+        const float y = conv_forward_one(args, n, py * pool + i / pool, px * pool + i % pool, co);
+        if (i > 0 && !(y > largest) && !(isnan(y) && !isnan(largest))) continue;
+        largest = y;
+        *place = (uint8_t)i;
+    }
+    return largest;
+}
+
 static void conv_forward(const struct dpn_conv_args *args, size_t n)
 {
     const struct dpn_conv *conv = args->conv;
-    const size_t block = dpn_block_floats(conv->out_cstride);
-    for (size_t oy = 0; oy < conv->out_height; oy++) {
-        for (size_t ox = 0; ox < conv->out_width; ox++) {
-            float *y = args->y + conv_out(conv, n, oy, ox);
-            for (size_t co = 0; co < conv->out_cstride; co++) {
-                double sum = 0;
-                if (co < conv->out_channels) {
-                    sum = conv_forward_sum(args, n, oy, ox, co);
-                    if (args->bias != NULL) sum += (double)args->bias[co];
-                }
-                y[co] = args->relu ? ref_max0((float)sum) : (float)sum;
-            }
+    const size_t block = dpn_block_floats(conv->out_cstride), unit = conv->pool ? conv->pool : 1;
+    for (size_t oy = 0; oy < conv->out_height / unit; oy++) {
+        for (size_t ox = 0; ox < conv->out_width / unit; ox++) {
+            const size_t at = conv_stored(conv, n, oy, ox);
+            for (size_t co = 0; co < conv->out_cstride; co++)
+                args->y[at + co] = conv->pool
+                                       ? conv_forward_pooled(args, n, oy, ox, co, &args->place[at + co])
+                                       : conv_forward_one(args, n, oy, ox, co);
         }
     }
     if (args->moments != NULL)
@@ -97,7 +131,7 @@ static double conv_data_sum(const struct dpn_conv_args *args, size_t n, size_t i
             const size_t ox = conv_over(conv, ix, kx, conv->out_width);
             if (oy == conv->out_height || ox == conv->out_width) continue;
             for (size_t co = 0; co < conv->out_channels; co++)
-                sum += (double)ref_gradient(&args->dy, conv_out(conv, n, oy, ox) + co, co) *
+                sum += (double)conv_gradient(args, n, oy, ox, co) *
                        (double)args->weights[conv_weight(conv, ky, kx, ci, co)];
         }
     }
@@ -137,7 +171,7 @@ static double conv_weights_sum(const struct dpn_conv_args *args, size_t ky, size
                 const size_t iy = conv_under(conv, oy, ky), ix = conv_under(conv, ox, kx);
                 if (iy >= conv->in_height || ix >= conv->in_width) continue;
                 sum += (double)ref_source(&args->x, conv_in(conv, n, iy, ix) + ci, ci) *
-                       (double)ref_gradient(&args->dy, conv_out(conv, n, oy, ox) + co, co);
+                       (double)conv_gradient(args, n, oy, ox, co);
             }
         }
     }

@@ -11,9 +11,10 @@
  * norm -> conv: the data pass of the convolution that touches the gradient of the norm's output last masks it
  * and takes the norm's sums (node->masks).
  *
- * conv -> maximum pooling: an element of the pooled gradient goes to one element, which ReLU let pass if it let
- * the maximum pass, and the bias's gradient is the sum of them all: both are done before they are spread
- * (node->pooled).
+ * conv -> maximum pooling: an element of the pooled gradient goes to one element, which ReLU let pass if it
+ * let the maximum pass, and the bias's gradient is the sum of them all: both are done before they are spread
+ * (node->pooled). Where the kernels may, they pool in the convolution itself, whose output is never stored
+ * (node->pool).
  *
  * A residual's gradient is the (masked) gradient of the sum: both share a buffer (value->grad_shared_with).
  */
@@ -31,6 +32,7 @@ static void link_readers(struct dpn_model *model)
 {
     for (size_t v = 0; v < model->n_values; v++) {
         struct dpn_value *value = &model->values[v];
+        value->stored = value->stride;
         value->maker = value->first_reader = value->last_reader = value->grad_shared_with = -1;
     }
     for (size_t i = 0; i < model->n_nodes; i++) {
@@ -96,9 +98,24 @@ static void link_norm(struct dpn_model *model, int at)
 static void link_pool(struct dpn_model *model, int at)
 {
     const struct dpn_node *pool = &model->nodes[at];
-    const struct dpn_value *x = &model->values[pool->input];
+    struct dpn_value *x = &model->values[pool->input];
     struct dpn_node *maker = x->maker >= 0 ? &model->nodes[x->maker] : NULL;
-    if (maker && maker->cls->takes_moments && x->n_readers == 1 && !pool->window.average) maker->pooled = at;
+    if (!maker || !maker->cls->takes_moments || x->n_readers != 1 || pool->window.average) return;
+    maker->pooled = at;
+    const struct dpn_window *window = &maker->window;
+    const struct dpn_conv conv = {
+        .out_channels = x->channels,
+        .kernel_height = window->kernel_height,
+        .kernel_width = window->kernel_width,
+        .stride = window->stride,
+        .pool = pool->window.kernel_height,
+    };
+    if (pool->window.stride != conv.pool || pool->window.pad != 0 || !dpn_conv_may_pool(&conv)) return;
+    const struct dpn_value *y = &model->values[pool->output];
+    const size_t places = y->height * y->width * y->cstride; /* bytes */
+    maker->pool = conv.pool;
+    x->stored = (places / sizeof(float) + 15) / 16 * 16;
+    x->grad_lazy = x->learns;
 }
 
 void dpn_model_link(struct dpn_model *model)

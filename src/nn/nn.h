@@ -71,6 +71,7 @@ struct dpn_value {
     int lazy;
     int grad_shared_with; /* value whose gradient buffer serves this one too, or -1 */
     int grad_lazy;        /* its gradient is never stored: the maker computes it (dpn_exec_gradient) */
+    size_t stored;        /* floats kept of a sample: stride, or where only places of maxima are kept fewer */
 };
 
 /* Window of a convolution or pooling. */
@@ -91,12 +92,14 @@ struct dpn_node {
     int needs_residual_grad;
     int adds_input_grad; /* other readers of its input have written its gradient: add to it */
     int adds_residual_grad;
-    int norm;  /* convolution: batch norm that reads its output and nobody else does: takes its moments, and
-                  reads  its output's gradient through it; node, or -1 */
-    int masks; /* convolution: batch norm whose output it reads first: its data pass masks that value's
-                  finished gradient and takes the norm's sums; node, or -1 */
-    int pooled; /* convolution: maximum pooling that reads its output and nobody else does: undoes its ReLU
-                   and takes its bias's sums, over fewer elements; node, or -1 */
+    int norm;    /* convolution: batch norm that reads its output and nobody else does: takes its moments, and
+                    reads  its output's gradient through it; node, or -1 */
+    int masks;   /* convolution: batch norm whose output it reads first: its data pass masks that value's
+                    finished gradient and takes the norm's sums; node, or -1 */
+    int pooled;  /* convolution: maximum pooling that reads its output and nobody else does: undoes its ReLU
+                    and takes its bias's sums, over fewer elements; node, or -1 */
+    size_t pool; /* convolution: side of that pooling's windows if it is done in the convolution (conv.h),
+                    which then writes the pooling's output, and places where its own would be; else 0 */
     size_t aux_at;     /* batch norm: floats in exec->aux */
     size_t moments_at; /* batch norm: doubles in exec->moments and exec->sums */
     double macs;       /* forward multiply-adds of one sample */
@@ -359,8 +362,8 @@ int dpn_batch_norm_update(const struct dpn_model *model, const double *moments, 
 /* For op files: VALUE as its readers read it, and the gradient of a convolution's output, lazy or not. */
 struct dpn_source dpn_exec_source(const struct dpn_exec *exec, int value);
 struct dpn_gradient dpn_exec_gradient(const struct dpn_exec *exec, const struct dpn_node *node);
-/* Convolution NODE's ReLU undone in GRAD, PIXELS x its output's cstride, by Y, which is what it gave; the sums
- * of what is left over the pixels are its bias's gradient. op_conv.c. */
+/* Convolution NODE's ReLU undone in GRAD, PIXELS x its output's cstride, by Y, which is what it gave; the
+ * sums of what is left over the pixels are its bias's gradient. op_conv.c. */
 void dpn_conv_backward_bias(const struct dpn_node *node, struct dpn_exec *exec, size_t pixels, const float *y,
                             float *grad);
 /* What a convolution's data pass does to the gradient of batch norm NORM's output; sums: into exec->blocks.

@@ -346,6 +346,7 @@ struct dpn_source dpn_exec_source(const struct dpn_exec *exec, int value)
 
 struct dpn_gradient dpn_exec_gradient(const struct dpn_exec *exec, const struct dpn_node *node)
 {
+    if (node->pool) return (struct dpn_gradient){.g = exec->grad[exec->model->nodes[node->pooled].output]};
     if (!exec->model->values[node->output].grad_lazy)
         return (struct dpn_gradient){.g = exec->grad[node->output]};
     return norm_gradient(exec, &exec->model->nodes[node->norm]);

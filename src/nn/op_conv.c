@@ -12,6 +12,12 @@
 
 enum { CONV_CUT_ROWS = 1024 }; /* see conv_workspace */
 
+/* The value that a convolution's kernel writes. */
+static int conv_written(const struct dpn_model *model, const struct dpn_node *node)
+{
+    return node->pool ? model->nodes[node->pooled].output : node->output;
+}
+
 static struct dpn_conv conv_shape(const struct dpn_model *model, const struct dpn_node *node, size_t rows)
 {
     const struct dpn_value *x = &model->values[node->input], *y = &model->values[node->output];
@@ -26,11 +32,12 @@ static struct dpn_conv conv_shape(const struct dpn_model *model, const struct dp
         .out_cstride = y->cstride,
         .out_height = y->height,
         .out_width = y->width,
-        .out_stride = y->stride,
+        .out_stride = model->values[conv_written(model, node)].stride,
         .kernel_height = node->window.kernel_height,
         .kernel_width = node->window.kernel_width,
         .stride = node->window.stride,
         .pad = node->window.pad,
+        .pool = node->pool,
     };
 }
 
@@ -77,6 +84,11 @@ static const float *conv_tensor(const struct dpn_exec *exec, const struct dpn_no
     return node->tensors[t] < 0 ? NULL : arena + exec->model->tensors[node->tensors[t]].offset;
 }
 
+static uint8_t *conv_place(const struct dpn_exec *exec, const struct dpn_node *node)
+{
+    return node->pool ? (uint8_t *)exec->value[node->output] : NULL;
+}
+
 static void conv_forward(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int training)
 {
     const struct dpn_conv conv = conv_shape(exec->model, node, rows);
@@ -88,7 +100,8 @@ static void conv_forward(const struct dpn_node *node, struct dpn_exec *exec, siz
         .weights = conv_tensor(exec, node, exec->params, 0),
         .bias = conv_tensor(exec, node, exec->params, 1),
         .relu = node->relu,
-        .y = exec->value[node->output],
+        .y = exec->value[conv_written(exec->model, node)],
+        .place = conv_place(exec, node),
         .moments = moments ? exec->blocks : NULL,
     };
     size_t blocks = conv_run(exec, node, &args);
@@ -144,6 +157,7 @@ static void conv_backward(const struct dpn_node *node, struct dpn_exec *exec, si
         .x = dpn_exec_source(exec, node->input),
         .weights = conv_tensor(exec, node, exec->params, 0),
         .dy = dpn_exec_gradient(exec, node),
+        .place = conv_place(exec, node),
     };
     if (node->needs_input_grad) conv_backward_data(node, exec, args);
     args.pass = DPN_CONV_WEIGHTS;

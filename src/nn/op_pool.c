@@ -1,5 +1,5 @@
 /* Maximum and average pooling over square windows. Cost: one pass each way. Sample by sample, each output one
- * fixed chain, so any cut gives the same bits.
+ * fixed chain, so any cut gives the same bits. What a convolution pools itself (link.c) is left to it.
  */
 #include <assert.h>
 
@@ -69,10 +69,18 @@ static double pool_work(const struct pool_job *job)
     return (double)job->pool.samples * (double)job->pool.in_stride * POOL_MACS_PER_ELEM;
 }
 
+static const struct dpn_node *pool_maker(const struct dpn_node *node, const struct dpn_exec *exec)
+{
+    const int maker = exec->model->values[node->input].maker;
+    return maker >= 0 ? &exec->model->nodes[maker] : NULL;
+}
+
 static void pool_forward(const struct dpn_node *node, struct dpn_exec *exec, size_t rows, int training)
 {
     struct pool_job job = pool_job(node, exec, rows);
+    const struct dpn_node *maker = pool_maker(node, exec);
     (void)training;
+    if (maker && maker->pool) return; /* done */
     dpn_exec_spread(exec, pool_work(&job), pool_forward_part, &job);
 }
 
@@ -82,11 +90,11 @@ static void pool_backward(const struct dpn_node *node, struct dpn_exec *exec, si
     if (!node->needs_input_grad) return;
     job.dy = exec->grad[node->output];
     job.dx = exec->grad[node->input];
-    const struct dpn_value *x = &exec->model->values[node->input];
-    const struct dpn_node *maker = x->maker >= 0 ? &exec->model->nodes[x->maker] : NULL;
+    const struct dpn_node *maker = pool_maker(node, exec);
     if (maker && maker->pooled >= 0)
         dpn_conv_backward_bias(maker, exec, rows * job.pool.out_height * job.pool.out_width, job.y,
                                exec->grad[node->output]);
+    if (maker && maker->pool) return; /* read through */
     if (node->adds_input_grad) job.scratch = exec->scratch;
     job.scratch_floats = exec->scratch_floats;
     dpn_exec_spread(exec, pool_work(&job), pool_backward_part, &job);

@@ -97,7 +97,7 @@ static void plan_node_backward(struct plan_lives *lives, const struct dpn_node *
     if (node->cls->keeps_input) plan_value_used(lives, node->input, time);
     /* A fused ReLU is undone by what it left. */
     if (node->cls->keeps_output || node->relu) plan_value_used(lives, node->output, time);
-    if (node->norm >= 0) plan_value_used(lives, node->output, time);
+    if (node->norm >= 0 || node->pool) plan_value_used(lives, node->output, time);
     if (node->masks >= 0) {
         plan_value_used(lives, model->nodes[node->masks].input, time);
         plan_value_used(lives, model->nodes[node->masks].output, time);
@@ -118,6 +118,7 @@ static void plan_lives_make(struct plan_lives *lives)
         const struct dpn_node *node = &model->nodes[i];
         plan_value_used(lives, node->input, i);
         plan_value_used(lives, node->output, i);
+        if (node->pool) plan_value_used(lives, model->nodes[node->pooled].output, i);
         if (node->residual >= 0) plan_value_used(lives, node->residual, i);
         if (lives->training) plan_node_backward(lives, node, 2 * n - i);
     }
@@ -172,13 +173,13 @@ static size_t plan_activations(struct plan_lives *lives, struct dpn_plan *plan)
     struct plan_buffer *buffers[PLAN_MAX_BUFFERS];
     size_t n = 0;
     for (size_t v = 0; v < model->n_values; v++) {
-        size_t floats = plan_mul(model->values[v].stride, plan->max_rows);
+        const struct dpn_value *value = &model->values[v];
         struct plan_buffer *both[2] = {&lives->value[v], &lives->grad[v]};
         both[0]->at = &plan->value_at[v];
         both[1]->at = &plan->grad_at[v];
         for (int i = 0; i < 2; i++) {
             if (both[i]->first > both[i]->last) continue;
-            both[i]->floats = floats;
+            both[i]->floats = plan_mul(i == 0 ? value->stored : value->stride, plan->max_rows);
             buffers[n++] = both[i];
         }
     }

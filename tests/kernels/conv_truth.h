@@ -235,7 +235,7 @@ static struct tensors make_tensors(struct dpn_conv conv, struct options options)
     return t;
 }
 
-static void find_truth(struct tensors *t)
+static __attribute__((unused)) void find_truth(struct tensors *t)
 {
     read_tensors(t);
     truth_sums(t);
@@ -255,7 +255,7 @@ static void free_tensors(struct tensors *t)
     free(t->dweights);
 }
 
-static const char *describe(const struct tensors *t)
+static __attribute__((unused)) const char *describe(const struct tensors *t)
 {
     static char text[400];
     const struct dpn_conv *c = &t->conv;

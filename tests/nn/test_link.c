@@ -135,7 +135,9 @@ static void link_say(const struct dpn_model *model, size_t i, char *text, size_t
     if (residual) assert_int_equal(node->adds_residual_grad, 0);
     if (node->pooled >= 0) assert_int_equal(node->pooled, i + 1);
     snprintf(text, size, "%s%s%s%s%s%s%s%s%s%s%s", node->cls->name, node->relu ? " relu" : "",
-             node->pooled >= 0 ? " pooled" : "",
+             node->pool          ? " pools"
+             : node->pooled >= 0 ? " pooled"
+                                 : "",
              in->lazy ? " of lazy" : "",
              !residual        ? ""
              : residual->lazy ? " + lazy"
@@ -218,17 +220,25 @@ static void link_net(const char *ops, const char *const *wanted)
 static void test_lenet(void **state)
 {
     (void)state;
-    LINK_NET("c6k5s1p2b-r-m2s2p0-d120-r-d0", "conv relu pooled", "pool", "dense relu", "dense");
+    LINK_NET("c6k5s1p2b-r-m2s2p0-d120-r-d0", "conv relu pools -> lazy gradient", "pool", "dense relu",
+             "dense");
 }
 
-/* Who undoes a convolution's ReLU: the maximum pooling that alone reads it. */
+/* Who undoes a convolution's ReLU: the maximum pooling that alone reads it; where the convolution pools
+ * itself. */
 static void test_pooled(void **state)
 {
     (void)state;
     LINK_NET("c5k3s1p1b-m3s1p1-g-d0", "conv pooled", "pool", "global_pool", "dense");
+    LINK_NET("c5k3s2p1-m2s2p0-g-d0", "conv pools -> lazy gradient", "pool", "global_pool", "dense");
+    LINK_NET("c5k5s1p2-r-m2s2p0-c63k1s1p0-m2s2p0-d0", "conv relu pools -> lazy gradient", "pool",
+             "conv pools -> lazy gradient", "pool", "dense");
+    LINK_NET("c64k5s1p2-m2s2p0-d0", "conv pooled", "pool", "dense");
+    LINK_NET("c5k5s1p2-m3s2p0-d0", "conv pooled", "pool", "dense");
+    LINK_NET("c5k5s1p2-m2s2p1-d0", "conv pooled", "pool", "dense");
     LINK_NET("c5k3s1p1b-r-a2s2p0-g-d0", "conv relu", "pool", "global_pool", "dense");
     LINK_NET("c5k3s1p1b-r-[-m3s1p1-+-g-d0", "conv relu", "pool adds", "add + stored", "global_pool", "dense");
-    LINK_NET("m2s2p0-c5k3s1p1b-r-g-d0", "pool", "conv relu", "global_pool", "dense");
+    LINK_NET("c5k3s1p1-m2s2p0-c5k3s1p1b-r-g-d0", "conv pooled", "pool", "conv relu", "global_pool", "dense");
 }
 
 /* What else may stand around a batch norm. */

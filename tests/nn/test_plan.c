@@ -11,6 +11,7 @@ static const char *const plan_specs[] = {
     "resnet20:width=4",
     "net:ops=c20k3s1p1-n-r-[-c20k3s1p1-n-+-r-m3s2p1-r-[-c20k3s1p1-r-c20k3s1p1-n-+-r-g-d0",
     "net:ops=c5k3s1p1b-r-g-d0",
+    "net:ops=c5k5s1p2-r-c6k5s1p2b-r-m2s2p0-c7k3s2p1-m2s2p0-d0",
     "net:ops=c5k3s1p1-r-c5k3s1p1-r-c5k3s1p1-r-c5k3s1p1-r-g-d0",
     "net:ops=c5k3s1p1-[-c5k3s1p1-x-r-+-[-n-r-+-a2s2p0-r-[-g-x-c5k3s1p1b-n-g-+-d0",
     "net:ops=c5k3s1p1-r-[-[-[-m3s1p1-x-c5k3s1p1-+-+-+-d9-r-d0",
@@ -93,6 +94,7 @@ static void plan_count(struct plan_count *count, const struct dpn_model *model, 
         const struct dpn_node *node = &model->nodes[i];
         plan_touch_value(count, node->input, i);
         plan_touch_value(count, node->output, i);
+        if (node->pool) plan_touch_value(count, model->nodes[node->pooled].output, i);
         if (node->residual >= 0) plan_touch_value(count, node->residual, i);
         if (training) plan_count_backward(count, node, 2 * n - i);
     }
@@ -108,10 +110,15 @@ struct plan_piece {
 static size_t plan_pieces(const struct plan_count *count, const struct dpn_plan *plan,
                           struct plan_piece *pieces)
 {
+    const struct dpn_model *model = count->model;
     size_t n = 0;
-    for (size_t v = 0; v < count->model->n_values; v++) {
-        size_t floats = plan->max_rows * count->model->values[v].stride;
+    for (size_t v = 0; v < model->n_values; v++) {
+        const struct dpn_node *maker = model->values[v].maker >= 0 ? &model->nodes[model->values[v].maker]
+                                                                   : NULL;
         for (int g = 0; g < 2; g++) {
+            size_t floats = plan->max_rows * model->values[v].stride;
+            if (!g && maker && maker->pool) /* a byte a maximum */
+                floats = plan->max_rows * model->values[model->nodes[maker->pooled].output].stride / 4;
             struct plan_life life = g ? count->grad[v] : count->value[v];
             size_t at = g ? plan->grad_at[v] : plan->value_at[v];
             if (life.first > life.last) continue;

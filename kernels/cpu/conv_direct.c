@@ -173,15 +173,15 @@ static void direct_forward_band(const struct dpn_conv_args *args, const struct d
             gemm.n = gemm.b_row;
             gemm.b = args->weights + offset;
             gemm.c = y + first * cstride + c;
+            const size_t valid = direct_min(gemm.n, conv->out_channels - c);
             if (plan->windows) {
                 DPN_ISA_SYMBOL(direct_window_products)
-                (&gather, first, gemm.m, gemm.b, gemm.n, gemm.c, cstride);
+                (&gather, first, gemm.m, gemm.b, gemm.n, valid, gemm.c, cstride);
             } else {
                 DPN_ISA_SYMBOL(gemm)(&gemm);
             }
             DPN_ISA_SYMBOL(direct_finish)
-            (gemm.m, gemm.n, direct_min(gemm.n, conv->out_channels - c),
-             args->bias != NULL ? args->bias + c : NULL, args->relu, gemm.c, cstride);
+            (gemm.m, gemm.n, valid, args->bias != NULL ? args->bias + c : NULL, args->relu, gemm.c, cstride);
         }
     }
     if (conv->pool)

@@ -181,15 +181,16 @@ void DPN_ISA_SYMBOL(direct_unpool)(const struct direct_map *map, size_t n, size_
 
 /* ---- conv_direct_window.c ---- */
 /* For COUNT positions from FIRST of a staged gather: C[position][WIDTH] = patch[ny*nx*channels] times
- * B[ny*nx*channels][WIDTH]. WIDTH: a multiple of 16, at most a panel. Each element is one chain over the
- * patch, the same as gemm's. */
+ * B[ny*nx*channels][WIDTH]. WIDTH: a multiple of 16, at most a panel, of which the first VALID columns are
+ * not padding. Each element is one chain over the patch, the same as gemm's. */
 void DPN_ISA_SYMBOL(direct_window_products)(const struct direct_gather *gather, size_t first, size_t count,
-                                            const float *b, size_t width, float *c, size_t c_row);
+                                            const float *b, size_t width, size_t valid, float *c,
+                                            size_t c_row);
 /* SUMS[ny*nx*channels][WIDTH] (+)= the patches, transposed, times B[position][WIDTH] of row stride B_ROW.
- * Each element is one chain over the positions, the same as gemm's. */
+ * Each element is one chain over the positions, the same as gemm's, or the sum of two, of every other one. */
 void DPN_ISA_SYMBOL(direct_window_sums)(const struct direct_gather *gather, size_t first, size_t count,
-                                        const float *b, size_t b_row, size_t width, float *sums,
-                                        int accumulate);
+                                        const float *b, size_t b_row, size_t width, size_t valid,
+                                        float *sums, int accumulate);
 
 /* ---- the passes in files of their own, with the meanings of struct dpn_conv_algorithm ---- */
 size_t DPN_ISA_SYMBOL(direct_data_shared)(const struct dpn_conv *conv);

@@ -145,7 +145,7 @@ static void weights_band(const struct dpn_conv_args *args, const struct weights_
             size_t width = direct_round16(conv->out_channels), row;
             const float *b = weights_columns(conv, &dy, band, first, gemm.k, 0, width, item->dy, &row);
             DPN_ISA_SYMBOL(direct_window_sums)
-            (&gather, first, gemm.k, b, row, width, item->sums, gemm.accumulate);
+            (&gather, first, gemm.k, b, row, width, conv->out_channels, item->sums, gemm.accumulate);
             continue;
         }
         gemm.a = DPN_ISA_SYMBOL(direct_rows)(&gather, first, gemm.k, item->row, item->row + item->rows,

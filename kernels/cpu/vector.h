@@ -6,6 +6,8 @@
 
 #include "kernels/cpu/isa.h"
 
+#include <string.h>
+
 #if DPN_LANES > 4
 #include <immintrin.h>
 #endif
@@ -29,6 +31,16 @@ static DPN_ALWAYS_INLINE dpn_vec dpn_vec_set(float x)
 {
     return x - (dpn_vec){0};
 }
+
+#if DPN_LANES == 16
+/* AT[0], AT[1] in turn. */
+static DPN_ALWAYS_INLINE dpn_vec dpn_vec_set_two(const float *at)
+{
+    double two;
+    memcpy(&two, at, sizeof two);
+    return _mm512_castpd_ps(_mm512_set1_pd(two));
+}
+#endif
 
 /* A*B + C, fused where the set can: always, not where a compiler thinks fit. */
 static DPN_ALWAYS_INLINE dpn_vec dpn_vec_fma(dpn_vec a, dpn_vec b, dpn_vec c)

@@ -175,6 +175,34 @@ static void f4_narrow_filters(const struct dpn_conv_args *args, const struct f4_
      u + piece * F4_FILTER_CHANNELS * width, f4_plane(pass->in.cstride, width));
 }
 
+/* What is read after panel PANEL's products for tiles FIRST .. FIRST+TILES-1: by their output transform, and
+ * a share of what the next block's input transform reads. */
+static struct f4_ahead f4_narrow_ahead(const struct f4_pass *pass, const struct f4_input *input,
+                                       const struct f4_output *output, size_t first, size_t tiles,
+                                       size_t panel)
+{
+    struct f4_ahead ahead = {.n = 0};
+    const size_t c = panel * DPN_PANEL_COLUMNS, width = f4_panel_width(pass, panel);
+    const size_t begin = f4_reach(&pass->out, &pass->tiling, first, 0);
+    const size_t end = f4_reach(&pass->out, &pass->tiling, first + tiles, 0);
+    if (output->mask) {
+        f4_ahead_add(&ahead, output->mask->z, &pass->out, begin, end, c, width);
+        f4_ahead_add(&ahead, output->mask->y, &pass->out, begin, end, c, width);
+    }
+    if (output->accumulate) f4_ahead_add(&ahead, output->y, &pass->out, begin, end, c, width);
+    const size_t last = first + tiles + pass->block < pass->tiling.n ? first + tiles + pass->block
+                                                                     : pass->tiling.n;
+    const size_t beyond = F4_IN - F4_OUT - pass->pad;
+    const size_t from = f4_reach(&pass->in, &pass->tiling, first + tiles, beyond);
+    const size_t pixels = (f4_reach(&pass->in, &pass->tiling, last, beyond) - from) / pass->in.cstride;
+    const size_t at = from + pixels * panel / pass->panels * pass->in.cstride;
+    const size_t to = from + pixels * (panel + 1) / pass->panels * pass->in.cstride;
+    f4_ahead_add(&ahead, input->x.x, &pass->in, at, to, 0, pass->in.cstride);
+    f4_ahead_add(&ahead, input->form == F4_GRADIENT ? input->dy.z : NULL, &pass->in, at, to, 0,
+                 pass->in.cstride);
+    return ahead;
+}
+
 static void f4_narrow_block(const struct dpn_conv_args *args, const struct f4_pass *pass, size_t block,
                             float *scratch)
 {
@@ -193,6 +221,8 @@ static void f4_narrow_block(const struct dpn_conv_args *args, const struct f4_pa
         products.u = args->shared + p * F4_POINTS * f4_plane(channels, DPN_PANEL_COLUMNS);
         products.u_plane = f4_plane(channels, products.width);
         products.m_plane = f4_plane(pass->block, products.width);
+        struct f4_ahead ahead = f4_narrow_ahead(pass, &input, &output, first, tiles, p);
+        products.ahead = &ahead;
         DPN_ISA_SYMBOL(f4_products)(&products);
         DPN_ISA_SYMBOL(f4_output)
         (&output, first, tiles, p * DPN_PANEL_COLUMNS, products.width, m, products.m_plane);

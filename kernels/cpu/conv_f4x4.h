@@ -72,6 +72,73 @@ static inline size_t f4_plane(size_t tiles, size_t channels)
     return (lines | 1) * 16;
 }
 
+/* ---- what is fetched ahead ----
+ *
+ * The transforms read images in short runs of pixels, which no prefetcher of a CPU follows, from memory; the
+ * products read caches only. So while products run, the images' part that comes next is fetched into L2.
+ */
+
+/* PIXELS pieces of LINES cache lines, STEP floats apart. */
+struct f4_region {
+    const float *at;
+    size_t pixels, lines, step;
+};
+enum { F4_REGIONS = 5, F4_LINE = 16 };
+struct f4_ahead {
+    struct f4_region region[F4_REGIONS];
+    size_t n, each; /* regions; lines at a time */
+    size_t at, pixel, line;
+};
+
+/* Floats to the first pixel that no tile before TILE reads, if tiles' reads end BEYOND rows below them. */
+static inline size_t f4_reach(const struct f4_images *images, const struct f4_tiling *tiling, size_t tile,
+                              size_t beyond)
+{
+    const size_t per_image = tiling->rows * tiling->columns, last = tile - 1;
+    if (tile == 0) return 0;
+    const size_t rows = last % per_image / tiling->columns * F4_OUT + F4_OUT + beyond;
+    return last / per_image * images->stride +
+           (rows < images->height ? rows : images->height) * images->width * images->cstride;
+}
+
+/* Of an image that reaches there, the floats FROM .. END of IMAGES, channels C .. C+CHANNELS-1. */
+static inline void f4_ahead_add(struct f4_ahead *ahead, const float *x, const struct f4_images *images,
+                                size_t from, size_t end, size_t c, size_t channels)
+{
+    if (x == NULL || end <= from) return;
+    ahead->region[ahead->n++] = (struct f4_region){
+        .at = x + from + c,
+        .pixels = (end - from) / images->cstride,
+        .lines = channels / F4_LINE,
+        .step = images->cstride,
+    };
+}
+
+/* Spreads it all over CALLS of f4_fetch. */
+static inline void f4_ahead_spread(struct f4_ahead *ahead, size_t calls)
+{
+    size_t lines = 0;
+    for (size_t i = 0; i < ahead->n; i++) lines += ahead->region[i].pixels * ahead->region[i].lines;
+    ahead->each = (lines + calls - 1) / calls;
+    ahead->at = ahead->pixel = ahead->line = 0;
+}
+
+static inline void f4_fetch(struct f4_ahead *ahead)
+{
+    for (size_t left = ahead->each, run; left > 0 && ahead->at < ahead->n; left -= run) {
+        const struct f4_region *region = &ahead->region[ahead->at];
+        const float *from = region->at + ahead->pixel * region->step + ahead->line * F4_LINE;
+        run = region->lines - ahead->line < left ? region->lines - ahead->line : left;
+        for (size_t i = 0; i < run; i++) __builtin_prefetch((const void *)(from + i * F4_LINE), 0, 2);
+        ahead->line += run;
+        if (ahead->line < region->lines) continue;
+        ahead->line = 0;
+        if (++ahead->pixel < region->pixels) continue;
+        ahead->pixel = 0;
+        ahead->at++;
+    }
+}
+
 /* V[36][tile][channel] = B^T d B of TILES tiles from FIRST on, CHANNELS channels from FIRST_CHANNEL on; PLANE
  * floats between planes, rows of CHANNELS floats. */
 void DPN_ISA_SYMBOL(f4_input)(const struct f4_input *input, size_t first, size_t tiles, size_t first_channel,
@@ -108,6 +175,7 @@ struct f4_products {
     float *m;
     size_t v_plane, u_plane, m_plane;
     int accumulate;
+    struct f4_ahead *ahead; /* NULL: nothing */
 };
 void DPN_ISA_SYMBOL(f4_products)(const struct f4_products *products);
 

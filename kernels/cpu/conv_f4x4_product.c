@@ -24,6 +24,7 @@ struct f4p_tile {
     float *m;
     int accumulate;
     uintptr_t next_u, next_v; /* where to fetch from, a line a step */
+    struct f4_ahead *ahead;
 };
 
 /* ROWS is a constant in every copy. */
@@ -97,6 +98,7 @@ static void f4p_rows(const struct f4p_tile *first, size_t rows)
         const size_t height = (rows - row + n - t - 1) / (n - t); /* all about equally tall */
         tile.next_u = f4p_line(first->next_u, t * tile.k, tile.k * DPN_PANEL_COLUMNS / F4P_LINE);
         tile.next_v = f4p_line(first->next_v, t * tile.k, rows * tile.v_row / F4P_LINE);
+        if (tile.ahead) f4_fetch(tile.ahead);
         run[height](&tile);
         tile.v += height * tile.v_row;
         tile.m += height * DPN_PANEL_COLUMNS;
@@ -104,11 +106,22 @@ static void f4p_rows(const struct f4p_tile *first, size_t rows)
     }
 }
 
+static size_t f4p_blocks(const struct f4_products *p)
+{
+    return (p->channels + F4P_CHANNELS - 1) / F4P_CHANNELS;
+}
+
+/* Tiles of registers of one product. */
+static size_t f4p_calls(const struct f4_products *p)
+{
+    return f4p_blocks(p) * ((p->tiles + F4P_ROWS - 1) / F4P_ROWS);
+}
+
 /* One of the products, a whole panel wide. The next block of filters follows this one, or begins the next
  * plane; after the last plane, the next panel's or the next slice's planes follow. */
 static void f4p_product(const struct f4_products *p, size_t xi)
 {
-    const size_t blocks = (p->channels + F4P_CHANNELS - 1) / F4P_CHANNELS;
+    const size_t blocks = f4p_blocks(p);
     const size_t block = (p->channels + blocks - 1) / blocks;
     struct f4p_tile tile = {
         .v = p->v + xi * p->v_plane,
@@ -117,6 +130,7 @@ static void f4p_product(const struct f4_products *p, size_t xi)
         .m = p->m + xi * p->m_plane,
         .accumulate = p->accumulate,
         .next_v = (uintptr_t)(p->v + (xi + 1) * p->v_plane),
+        .ahead = p->ahead,
     };
     for (size_t left = p->channels; left > 0; left -= tile.k) {
         tile.k = left < block ? left : block;
@@ -152,13 +166,16 @@ static void f4p_gemm(const struct f4_products *p, size_t xi)
 
 void DPN_ISA_SYMBOL(f4_products)(const struct f4_products *products)
 {
-    for (size_t xi = 0; xi < F4_POINTS; xi++) {
 #if DPN_LANES == 16
-        if (products->width == DPN_PANEL_COLUMNS) {
-            f4p_product(products, xi);
-            continue;
-        }
+    if (products->width == DPN_PANEL_COLUMNS) {
+        if (products->ahead) f4_ahead_spread(products->ahead, F4_POINTS * f4p_calls(products));
+        for (size_t xi = 0; xi < F4_POINTS; xi++) f4p_product(products, xi);
+        return;
+    }
 #endif
+    if (products->ahead) f4_ahead_spread(products->ahead, F4_POINTS);
+    for (size_t xi = 0; xi < F4_POINTS; xi++) {
+        if (products->ahead) f4_fetch(products->ahead);
         f4p_gemm(products, xi);
     }
 }

@@ -94,6 +94,7 @@ struct f4w_product {
     float *u;
     int accumulate;
     const float *next_v, *next_d; /* of the next point */
+    struct f4_ahead *ahead;
 };
 
 /* A tile of U in registers, ROWS a constant in every copy. A step of k fetches into L1 one line of U's
@@ -160,15 +161,21 @@ static uintptr_t f4w_near(const struct f4w_product *product, size_t number)
     return (uintptr_t)product->next_d;
 }
 
+/* How many tiles of registers make up ROWS rows. */
+static size_t f4w_tiles(size_t rows)
+{
+    return (rows + F4W_ROWS - 1) / F4W_ROWS;
+}
+
 /* A whole panel of outputs. */
 static void f4w_panel_product(const struct f4w_product *product)
 {
-    const size_t tiles = (product->rows + F4W_ROWS - 1) / F4W_ROWS,
-                 tall = product->rows - (F4W_ROWS - 1) * tiles;
+    const size_t tiles = f4w_tiles(product->rows), tall = product->rows - (F4W_ROWS - 1) * tiles;
     size_t number = 0;
     for (size_t column = 0; column < F4W_CHANNELS; column += F4W_STRIP) {
         size_t row = 0;
         for (size_t t = 0; t < tiles; t++, number++) {
+            f4_fetch(product->ahead);
             (t < tall ? f4w_multiply6 : f4w_multiply5)(product, row, column, f4w_near(product, number));
             row += t < tall ? F4W_ROWS : F4W_ROWS - 1;
         }
@@ -223,6 +230,24 @@ static struct f4w_item f4w_item(const struct dpn_conv *conv, const struct f4w_gr
     return item;
 }
 
+/* What the transforms read for the tiles that come after the TILES tiles from AT on. */
+static struct f4_ahead f4w_ahead(const struct f4_input *x, const struct f4_input *dy,
+                                 const struct f4w_item *item, size_t at, size_t tiles, int v_kept)
+{
+    struct f4_ahead ahead = {.n = 0};
+    const size_t left = item->first + item->count - at - tiles;
+    const size_t end = at + tiles + (left < F4W_TILES ? left : F4W_TILES);
+    const size_t beyond = F4_IN - F4_OUT - x->pad;
+    if (!v_kept)
+        f4_ahead_add(&ahead, x->x.x, &x->images, f4_reach(&x->images, &x->tiling, at + tiles, beyond),
+                     f4_reach(&x->images, &x->tiling, end, beyond), item->in_block * F4W_CHANNELS, item->in);
+    const size_t begin = f4_reach(&dy->images, &dy->tiling, at + tiles, 0);
+    const size_t to = f4_reach(&dy->images, &dy->tiling, end, 0);
+    f4_ahead_add(&ahead, dy->dy.g, &dy->images, begin, to, item->out_block * F4W_CHANNELS, item->out);
+    f4_ahead_add(&ahead, dy->dy.z, &dy->images, begin, to, item->out_block * F4W_CHANNELS, item->out);
+    return ahead;
+}
+
 /* TILES tiles from AT on into the sums. V_KEPT: their transformed input is in V already. */
 static void f4w_add_tiles(const struct dpn_conv_args *args, const struct f4w_grid *grid,
                           const struct f4w_item *item, size_t at, size_t tiles, float *v, int v_kept)
@@ -240,6 +265,9 @@ static void f4w_add_tiles(const struct dpn_conv_args *args, const struct f4w_gri
         DPN_ISA_SYMBOL(f4_input)(&x, at, tiles, item->in_block * F4W_CHANNELS, item->in, v, grid->v_plane);
     DPN_ISA_SYMBOL(f4_gradient)
     (&dy, at, tiles, item->out_block * F4W_CHANNELS, item->out, item->d, grid->d_plane);
+    struct f4_ahead ahead = f4w_ahead(&x, &dy, item, at, tiles, v_kept);
+    f4_ahead_spread(&ahead, F4_POINTS * f4w_tiles(item->in) * (F4W_CHANNELS / F4W_STRIP));
+    product.ahead = &ahead;
     for (size_t xi = 0; xi < F4_POINTS; xi++) {
         const size_t next = xi + 1 < F4_POINTS ? xi + 1 : xi;
         product.v = v + xi * grid->v_plane;

@@ -62,14 +62,10 @@ static struct direct_map direct_x(const struct dpn_conv *conv, const struct dpn_
     return map;
 }
 
-struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv_args *args)
+struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv *conv, const struct dpn_gradient *dy)
 {
-    const struct dpn_conv *conv = args->conv;
-    const struct dpn_gradient *dy = &args->dy;
     return (struct direct_map){
-        .kind = conv->pool      ? DIRECT_POOLED
-                : dy->z != NULL ? DIRECT_GRADIENT
-                                : DIRECT_PLAIN,
+        .kind = dy->z != NULL ? DIRECT_GRADIENT : DIRECT_PLAIN,
         .x = dy->g,
         .z = dy->z,
         .scale = dy->g_scale,
@@ -80,8 +76,6 @@ struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv_args *args)
         .height = conv->out_height,
         .width = conv->out_width,
         .stride = conv->out_stride,
-        .place = args->place,
-        .pool = conv->pool,
     };
 }
 

@@ -19,7 +19,6 @@ enum direct_kind {
     DIRECT_AFFINE,      /* x*scale + shift */
     DIRECT_AFFINE_RELU, /* max(0, x*scale + shift) */
     DIRECT_GRADIENT,    /* x*scale + z*z_scale + shift */
-    DIRECT_POOLED,      /* at each window's place x, which is pooled, else 0 */
 };
 
 /* A tensor as it is read. */
@@ -28,8 +27,6 @@ struct direct_map {
     const float *x, *z;
     const float *scale, *z_scale, *shift;
     size_t channels, cstride, height, width, stride; /* STRIDE: floats from sample to sample */
-    const uint8_t *place;                            /* DIRECT_POOLED, with POOL as in struct dpn_conv */
-    size_t pool;
 };
 
 /* The cut of a tensor's pixels into COUNT bands: ROWS rows (the last band of a sample: what is left) of
@@ -141,8 +138,8 @@ struct direct_bands DPN_ISA_SYMBOL(direct_bands)(size_t samples, size_t height, 
 struct direct_band DPN_ISA_SYMBOL(direct_band)(const struct direct_bands *bands, size_t samples,
                                                size_t height, size_t index);
 
-/* dY of ARGS. */
-struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv_args *args);
+/* dY as the definition has it: not of a convolution that pools. */
+struct direct_map DPN_ISA_SYMBOL(direct_dy)(const struct dpn_conv *conv, const struct dpn_gradient *dy);
 /* The patches of x that BAND of y is made of. */
 struct direct_gather DPN_ISA_SYMBOL(direct_x_gather)(const struct dpn_conv *conv, const struct dpn_source *x,
                                                      const struct direct_band *band);
@@ -155,13 +152,15 @@ int DPN_ISA_SYMBOL(direct_in_place)(const struct direct_gather *gather);
 /* Copies to STAGED what GATHER's patches cover: as read, real channels only, zeros outside of the map.
  * Does nothing where patches are in place, or better packed from the map itself. */
 void DPN_ISA_SYMBOL(direct_stage)(struct direct_gather *gather, float *staged);
+/* The same, in any case. */
+void DPN_ISA_SYMBOL(direct_stage_all)(struct direct_gather *gather, float *staged);
 /* Floats K0 .. K1-1 of the patches of positions FIRST .. FIRST+COUNT-1, as rows of a matrix (stride ROW):
  * where they lie as such, else packed to SCRATCH, direct_packed_floats(). K0 and K1 are multiples of 16,
  * or K1 the patch's end. */
 const float *DPN_ISA_SYMBOL(direct_rows)(const struct direct_gather *gather, size_t first, size_t count,
                                          size_t k0, size_t k1, float *scratch, size_t *row);
-/* COUNT pixels of MAP, which is not pooled, from the one at float FROM on, their channels C .. C+WIDTH-1, to
- * rows of WIDTH floats; zeros past the real channels. C and WIDTH are multiples of 16. */
+/* COUNT pixels of MAP from the one at float FROM on, their channels C .. C+WIDTH-1, to rows of WIDTH floats;
+ * zeros past the real channels. C and WIDTH are multiples of 16. */
 void DPN_ISA_SYMBOL(direct_columns)(const struct direct_map *map, size_t from, size_t count, size_t c,
                                     size_t width, float *to);
 /* For columns 0 .. WIDTH-1 of PIXELS rows of Y (stride Y_ROW): adds BIAS (or NULL), then max(0, .) with
@@ -174,10 +173,18 @@ void DPN_ISA_SYMBOL(direct_finish)(size_t pixels, size_t width, size_t valid, co
  * of the first sample's first window. */
 void DPN_ISA_SYMBOL(direct_pool)(const struct dpn_conv *conv, size_t samples, size_t rows, const float *y,
                                  float *out, uint8_t *place);
-/* COUNT pixels of the pooled MAP from pixel (Y, X) of sample N on, row after row, their channels C ..
- * C+WIDTH-1, at steps of TO_STEP floats; writes whole vectors. C and WIDTH are multiples of 16. */
-void DPN_ISA_SYMBOL(direct_unpool)(const struct direct_map *map, size_t n, size_t y, size_t x, size_t count,
-                                   size_t c, size_t width, float *to, size_t to_step);
+
+/* ---- conv_direct_sparse.c: of convolutions that pool ---- */
+size_t DPN_ISA_SYMBOL(direct_sparse_weights_private)(const struct dpn_conv *conv);
+/* The sum of samples FIRST .. FIRST+COUNT-1, all of DWEIGHTS. */
+void DPN_ISA_SYMBOL(direct_sparse_weights)(const struct dpn_conv_args *args, size_t first, size_t count,
+                                           float *dweights, float *scratch);
+size_t DPN_ISA_SYMBOL(direct_sparse_data_shared)(const struct dpn_conv *conv);
+size_t DPN_ISA_SYMBOL(direct_sparse_data_private)(const struct dpn_conv *conv);
+/* One output channel's part of `shared`. */
+void DPN_ISA_SYMBOL(direct_sparse_turn)(const struct dpn_conv_args *args, size_t channel);
+/* dx of a sample, but for its padding channels, from a complete `shared`. */
+void DPN_ISA_SYMBOL(direct_sparse_data)(const struct dpn_conv_args *args, size_t sample, float *scratch);
 
 /* ---- conv_direct_window.c ---- */
 /* For COUNT positions from FIRST of a staged gather: C[position][WIDTH] = patch[ny*nx*channels] times

@@ -10,6 +10,8 @@
  * of dx, one product gives every output pixel's contributions to all its taps, and each input pixel
  * collects its own.
  *
+ * Where the output is pooled an item is a sample too (conv_direct_sparse.c).
+ *
  * Cost: the flops of the definition, a copy of the weights, and a copy of a patch an input pixel (few
  * channels: of the contributions). Every element of dx is one chain (few channels: one a tap, added in the
  * order of the taps), of a form that the shape alone decides.
@@ -47,6 +49,10 @@ static struct data_plan data_plan(const struct dpn_conv *conv)
 {
     const size_t s = conv->stride, out_pixels = conv->out_height * conv->out_width;
     struct data_plan plan = {0};
+    if (conv->pool) {
+        plan.bands = (struct direct_bands){conv->samples, 1, 1, conv->in_height};
+        return plan;
+    }
     plan.few = conv->in_channels <= DATA_FEW && conv->in_cstride == 16 &&
                out_pixels * direct_round16(data_taps(conv) * conv->in_channels) <= DATA_FEW_FLOATS;
     if (plan.few) {
@@ -195,7 +201,7 @@ static void data_class_band(const struct dpn_conv_args *args, const struct data_
     const float *weights = args->shared + (cy.before * conv->kernel_width + cy.taps * cx.before) *
                                               conv->out_channels * width;
     struct direct_gather gather = {
-        .map = DPN_ISA_SYMBOL(direct_dy)(args),
+        .map = DPN_ISA_SYMBOL(direct_dy)(conv, &args->dy),
         .sample = band->sample,
         .samples = band->samples,
         .rows = cy.count,
@@ -245,9 +251,9 @@ static void data_band(const struct dpn_conv_args *args, const struct data_plan *
 /* The largest staged copy of a class of the first band. */
 static size_t data_staged(const struct dpn_conv *conv, const struct data_plan *plan)
 {
-    const struct dpn_conv_args none = {.conv = conv};
+    const struct dpn_gradient none = {0};
     struct direct_gather gather = {
-        .map = DPN_ISA_SYMBOL(direct_dy)(&none),
+        .map = DPN_ISA_SYMBOL(direct_dy)(conv, &none),
         .samples = plan->few ? 1 : plan->bands.samples,
         .rows = plan->few ? conv->out_height : direct_cuts(plan->bands.rows, conv->stride),
         .columns = plan->few ? conv->out_width : direct_cuts(conv->in_width, conv->stride),
@@ -317,7 +323,7 @@ static void data_few(const struct dpn_conv_args *args, const struct data_plan *p
                  row = direct_round16(columns);
     float *parts = scratch + direct_packed_floats(pixels, plan->k);
     struct direct_gather gather = {
-        .map = DPN_ISA_SYMBOL(direct_dy)(args),
+        .map = DPN_ISA_SYMBOL(direct_dy)(conv, &args->dy),
         .sample = sample,
         .samples = 1,
         .rows = conv->out_height,
@@ -360,12 +366,14 @@ static void data_finish(const struct dpn_conv_args *args, const struct direct_ba
 
 size_t DPN_ISA_SYMBOL(direct_data_shared)(const struct dpn_conv *conv)
 {
+    if (conv->pool) return DPN_ISA_SYMBOL(direct_sparse_data_shared)(conv);
     const size_t columns = conv->in_channels * (data_plan(conv).few ? data_taps(conv) : 1);
     return direct_round16(columns) * conv->out_channels * (data_plan(conv).few ? 1 : data_taps(conv));
 }
 
 size_t DPN_ISA_SYMBOL(direct_data_private)(const struct dpn_conv *conv)
 {
+    if (conv->pool) return DPN_ISA_SYMBOL(direct_sparse_data_private)(conv);
     const struct data_plan plan = data_plan(conv);
     const size_t width = direct_round16(conv->in_channels * (plan.few ? data_taps(conv) : 1));
     return direct_packed_floats(plan.block, plan.k) + plan.block * width + DIRECT_SLACK +
@@ -376,6 +384,7 @@ size_t DPN_ISA_SYMBOL(direct_data_items)(const struct dpn_conv *conv, int phase)
 {
     const struct data_plan plan = data_plan(conv);
     const size_t panels = direct_cuts(conv->out_channels, DPN_PANEL_COLUMNS);
+    if (phase == 0 && conv->pool) return conv->out_channels;
     if (phase == 0) return plan.few ? panels : panels * data_taps(conv);
     return phase == 1 ? plan.bands.count : 0;
 }
@@ -387,12 +396,14 @@ void DPN_ISA_SYMBOL(direct_data)(const struct dpn_conv_args *args, int phase, si
     const struct data_plan plan = data_plan(conv);
     for (size_t item = first; item < first + count; item++) {
         if (phase == 0) {
-            data_turn_item(args, &plan, item);
+            if (conv->pool) DPN_ISA_SYMBOL(direct_sparse_turn)(args, item);
+            else data_turn_item(args, &plan, item);
             continue;
         }
         const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan.bands, conv->samples,
                                                                     conv->in_height, item);
-        if (plan.few) data_few(args, &plan, item, scratch);
+        if (conv->pool) DPN_ISA_SYMBOL(direct_sparse_data)(args, item, scratch);
+        else if (plan.few) data_few(args, &plan, item, scratch);
         else data_band(args, &plan, &band, scratch);
         data_finish(args, &band, item);
     }

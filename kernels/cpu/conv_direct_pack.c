@@ -8,7 +8,6 @@
  *
  * Cost: one load and one store a vector, at most ny*nx/step^2 times the tensor.
  */
-#include <assert.h>
 #include <string.h>
 
 #include "kernels/cpu/conv_direct.h"
@@ -110,9 +109,7 @@ static DPN_ALWAYS_INLINE void pack_stage(const struct direct_gather *gather, con
             const size_t x = (size_t)(gather->left + (long)begin);
             const size_t from = n * map->stride + ((size_t)y * map->width + x) * map->cstride;
             memset(to, 0, begin * channels * sizeof *to);
-            if (kind == DIRECT_POOLED) DPN_ISA_SYMBOL(direct_unpool)
-            (map, n, (size_t)y, x, end - begin, 0, map->cstride, to + begin * channels, channels);
-            else pack_pixels(map, kind, from, end - begin, to + begin * channels);
+            pack_pixels(map, kind, from, end - begin, to + begin * channels);
             memset(to + end * channels, 0, (columns - end) * channels * sizeof *to);
         }
     }
@@ -214,10 +211,8 @@ size_t DPN_ISA_SYMBOL(direct_stage_floats)(const struct direct_gather *gather)
            DIRECT_SLACK;
 }
 
-void DPN_ISA_SYMBOL(direct_stage)(struct direct_gather *gather, float *staged)
+void DPN_ISA_SYMBOL(direct_stage_all)(struct direct_gather *gather, float *staged)
 {
-    if (!direct_stages(gather->map.channels, gather->map.cstride) || DPN_ISA_SYMBOL(direct_in_place)(gather))
-        return;
     gather->staged = staged;
     switch (gather->map.kind) {
     case DIRECT_PLAIN: pack_stage(gather, DIRECT_PLAIN, staged); break;
@@ -225,8 +220,13 @@ void DPN_ISA_SYMBOL(direct_stage)(struct direct_gather *gather, float *staged)
     case DIRECT_AFFINE: pack_stage(gather, DIRECT_AFFINE, staged); break;
     case DIRECT_AFFINE_RELU: pack_stage(gather, DIRECT_AFFINE_RELU, staged); break;
     case DIRECT_GRADIENT: pack_stage(gather, DIRECT_GRADIENT, staged); break;
-    case DIRECT_POOLED: pack_stage(gather, DIRECT_POOLED, staged); break;
     }
+}
+
+void DPN_ISA_SYMBOL(direct_stage)(struct direct_gather *gather, float *staged)
+{
+    if (direct_stages(gather->map.channels, gather->map.cstride) && !DPN_ISA_SYMBOL(direct_in_place)(gather))
+        DPN_ISA_SYMBOL(direct_stage_all)(gather, staged);
 }
 
 static void pack_from_stage(const struct direct_gather *gather, size_t first, size_t count, size_t k0,
@@ -261,7 +261,6 @@ static void pack_rows(const struct direct_gather *gather, size_t first, size_t c
     case DIRECT_AFFINE: pack_map(gather, DIRECT_AFFINE, first, count, k0, k1, a, a_row); break;
     case DIRECT_AFFINE_RELU: pack_map(gather, DIRECT_AFFINE_RELU, first, count, k0, k1, a, a_row); break;
     case DIRECT_GRADIENT: pack_map(gather, DIRECT_GRADIENT, first, count, k0, k1, a, a_row); break;
-    case DIRECT_POOLED: assert(!"few channels are staged"); break;
     }
 }
 

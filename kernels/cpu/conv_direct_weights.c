@@ -6,6 +6,8 @@
  * items the bands are cut as well, into a number of parts that the shape decides: the first part's sums
  * are made in dweights, the others' in `shared`, and phase 1 adds them in order.
  *
+ * Where the output is pooled an item goes over whole samples (conv_direct_sparse.c).
+ *
  * Few output channels would leave most of a vector empty: an item then makes its sums turned, dy's
  * channels times the patches, and turns them at the end.
  *
@@ -34,21 +36,23 @@ struct weights_plan {
 
 static struct weights_plan weights_plan(const struct dpn_conv *conv)
 {
-    const int dense = conv->pool || /* copied in any case */
-                      conv->out_stride == conv->out_height * conv->out_width * conv->out_cstride;
+    const int dense = conv->out_stride == conv->out_height * conv->out_width * conv->out_cstride;
     const size_t target = direct_max(WEIGHTS_PIXELS, direct_staged_band(conv->in_channels));
     struct weights_plan plan = {.rows = conv->kernel_height * conv->kernel_width * conv->in_channels};
     plan.windows = direct_windows(conv) && plan.rows <= WEIGHTS_ROWS;
     /* A single tap may be multiplied in place, where what follows the last pixel is not to be read. */
     plan.turned = !plan.windows && conv->out_channels <= WEIGHTS_FEW &&
                   conv->kernel_height * conv->kernel_width > 1;
-    plan.block_rows = direct_round16(direct_cuts(plan.rows, direct_cuts(plan.rows, WEIGHTS_ROWS)));
+    const size_t blocks = conv->pool ? 1 : direct_cuts(plan.rows, WEIGHTS_ROWS);
+    plan.block_rows = direct_round16(direct_cuts(plan.rows, blocks));
     plan.row_blocks = direct_cuts(plan.rows, plan.block_rows);
     plan.panels = direct_cuts(conv->out_channels, DPN_PANEL_COLUMNS);
     plan.group_panels = direct_cuts(plan.panels, direct_cuts(plan.panels, WEIGHTS_PANELS));
     plan.groups = direct_cuts(plan.panels, plan.group_panels);
-    plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->out_height, conv->out_width, dense,
-                                              target);
+    if (conv->pool) plan.bands = (struct direct_bands){conv->samples, 1, 1, conv->out_height};
+    else
+        plan.bands = DPN_ISA_SYMBOL(direct_bands)(conv->samples, conv->out_height, conv->out_width, dense,
+                                                  target);
     const size_t pixels = plan.bands.samples * plan.bands.rows * conv->out_width;
     plan.pixels = plan.windows ? pixels : direct_cuts(pixels, direct_cuts(pixels, WEIGHTS_PIXELS));
     plan.part_floats = dpn_panel_elems(plan.rows, conv->out_channels);
@@ -84,14 +88,6 @@ static const float *weights_columns(const struct dpn_conv *conv, const struct di
 {
     const size_t from = band->sample * conv->out_stride +
                         (band->row * conv->out_width + first) * conv->out_cstride;
-    if (dy->kind == DIRECT_POOLED) {
-        const size_t pixels = band->rows * conv->out_width;
-        *row = width;
-        DPN_ISA_SYMBOL(direct_unpool)
-        (dy, band->sample + first / pixels, band->row + first % pixels / conv->out_width,
-         first % conv->out_width, count, panel * DPN_PANEL_COLUMNS, width, to, width);
-        return to;
-    }
     if (dy->kind == DIRECT_PLAIN && conv->out_cstride <= DPN_PANEL_COLUMNS) {
         *row = conv->out_cstride;
         return dy->x + from;
@@ -135,7 +131,7 @@ static void weights_band(const struct dpn_conv_args *args, const struct weights_
 {
     const struct dpn_conv *conv = args->conv;
     const size_t pixels = band->samples * band->rows * conv->out_width;
-    const struct direct_map dy = DPN_ISA_SYMBOL(direct_dy)(args);
+    const struct direct_map dy = DPN_ISA_SYMBOL(direct_dy)(conv, &args->dy);
     struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &args->x, band);
     struct dpn_gemm gemm = {.m = item->rows, .a_row = 1, .b_col = 1, .accumulate = accumulate};
     DPN_ISA_SYMBOL(direct_stage)(&gather, item->staged);
@@ -177,6 +173,10 @@ static void weights_sum(const struct dpn_conv_args *args, const struct weights_p
     item.rows = direct_min(plan->block_rows, plan->rows - item.row);
     item.panels = direct_min(plan->group_panels, plan->panels - item.panel);
     item.sums = part == 0 ? args->dweights : args->shared + (part - 1) * plan->part_floats;
+    if (conv->pool) {
+        DPN_ISA_SYMBOL(direct_sparse_weights)(args, begin, end - begin, item.sums, scratch);
+        return;
+    }
     item.x = scratch;
     item.dy = item.x + weights_patches_floats(plan);
     item.turned = item.dy + plan->pixels * DPN_PANEL_COLUMNS;
@@ -218,6 +218,7 @@ size_t DPN_ISA_SYMBOL(direct_weights_shared)(const struct dpn_conv *conv)
 
 size_t DPN_ISA_SYMBOL(direct_weights_private)(const struct dpn_conv *conv)
 {
+    if (conv->pool) return DPN_ISA_SYMBOL(direct_sparse_weights_private)(conv);
     const struct weights_plan plan = weights_plan(conv);
     const struct dpn_source none = {0};
     const struct direct_band band = DPN_ISA_SYMBOL(direct_band)(&plan.bands, conv->samples, conv->out_height,

@@ -16,6 +16,21 @@
 
 enum { SPARSE_RUNS = 5, SPARSE_VECS = 2 }; /* most of a tile of sums in registers */
 
+/* Short runs: of its loads half as many cross a line. */
+enum { SPARSE_SHORT = 8, SPARSE_SHORT_VECS = DPN_LANES < SPARSE_SHORT ? SPARSE_SHORT / DPN_LANES : 1 };
+typedef float sparse_short __attribute__((vector_size(SPARSE_SHORT * 4)));
+typedef float sparse_short_any __attribute__((vector_size(SPARSE_SHORT * 4), aligned(4), may_alias));
+
+static DPN_ALWAYS_INLINE void sparse_short_add(float g, const float *x, sparse_short *sum)
+{
+    const sparse_short factor = g - (sparse_short){0}, patch = *(const sparse_short_any *)x;
+#if DPN_LANES >= 8
+    *sum = _mm256_fmadd_ps(factor, patch, *sum);
+#else
+    *sum += factor * patch;
+#endif
+}
+
 /* Floats of a run, and of a turned filter. */
 static size_t sparse_run(const struct dpn_conv *conv)
 {
@@ -29,7 +44,7 @@ static size_t sparse_row(const struct dpn_conv *conv)
 
 /* The staged patches of a sample, of x or of dx. */
 struct sparse_stage {
-    size_t rows, columns, pitch; /* pixels; floats of a row */
+    size_t rows, columns, pitch;                         /* pixels; floats of a row */
     size_t place[DPN_CONV_MAX_POOL * DPN_CONV_MAX_POOL]; /* floats from a window's first patch to each */
 };
 
@@ -62,8 +77,8 @@ struct sparse_sample {
 
 /* ---- weights ---- */
 
-/* To channel C's filter, RUNS runs of VECS vectors from float AT on; X: the same of the first window's patch.
- * RUNS and VECS are constants in every copy. */
+/* To channel C's filter, RUNS runs of VECS vectors (0: of 8 floats) from float AT on; X: the same of the
+ * first window's patch. RUNS and VECS are constants in every copy. */
 static DPN_ALWAYS_INLINE void sparse_sum(const struct sparse_sample *sample, size_t c, size_t at,
                                          const float *x, const size_t runs, const size_t vecs)
 {
@@ -74,9 +89,11 @@ static DPN_ALWAYS_INLINE void sparse_sum(const struct sparse_sample *sample, siz
     const float *g = sample->g + c;
     float *filter = sample->filters + c * sparse_row(conv) + at;
     dpn_vec sum[SPARSE_RUNS][SPARSE_VECS];
+    sparse_short few[SPARSE_RUNS];
 
     DPN_UNROLL
     for (size_t r = 0; r < runs; r++) {
+        if (vecs == 0) few[r] = *(const sparse_short_any *)(filter + r * run);
         DPN_UNROLL
         for (size_t v = 0; v < vecs; v++) sum[r][v] = dpn_vec_load(filter + r * run + v * DPN_LANES);
     }
@@ -87,6 +104,7 @@ static DPN_ALWAYS_INLINE void sparse_sum(const struct sparse_sample *sample, siz
             const float *patch = window + sample->stage->place[*place];
             DPN_UNROLL
             for (size_t r = 0; r < runs; r++, patch += pitch) {
+                if (vecs == 0) sparse_short_add(*g, patch, &few[r]);
                 DPN_UNROLL
                 for (size_t v = 0; v < vecs; v++)
                     sum[r][v] = dpn_vec_fma(factor, dpn_vec_load(patch + v * DPN_LANES), sum[r][v]);
@@ -98,6 +116,7 @@ static DPN_ALWAYS_INLINE void sparse_sum(const struct sparse_sample *sample, siz
     }
     DPN_UNROLL
     for (size_t r = 0; r < runs; r++) {
+        if (vecs == 0) *(sparse_short_any *)(filter + r * run) = few[r];
         DPN_UNROLL
         for (size_t v = 0; v < vecs; v++) dpn_vec_store(filter + r * run + v * DPN_LANES, sum[r][v]);
     }
@@ -123,7 +142,7 @@ static DPN_ALWAYS_INLINE void sparse_lists(const struct dpn_conv *conv, const ui
 }
 
 /* From the filters, RUNS runs of VECS vectors from float AT on, to the staged dx; TO: the same of the first
- * window's patch. The last VALID floats of a run are its own: 0 times g, in the others, may be NaN. RUNS and
+ * window's patch. The first VALID floats of a run are its own: 0 times g, in the others, may be NaN. RUNS and
  * VECS are constants in every copy. */
 static DPN_ALWAYS_INLINE void sparse_spread(const struct sparse_sample *sample, size_t at, float *to,
                                             size_t valid, const size_t runs, const size_t vecs)
@@ -189,9 +208,12 @@ struct sparse_tile {
     static void sparse_spread_##runs##x##vecs(const struct sparse_sample *sample, size_t at, float *to, \
                                               size_t valid) \
     { \
-        sparse_spread(sample, at, to, valid, runs, vecs); \
+        sparse_spread(sample, at, to, valid, runs, vecs ? vecs : SPARSE_SHORT_VECS); \
     }
 #define SPARSE_ENTRY(runs, vecs) [runs] = {sparse_sum_##runs##x##vecs, sparse_spread_##runs##x##vecs}
+SPARSE_TILE(1, 0)
+SPARSE_TILE(3, 0)
+SPARSE_TILE(5, 0)
 SPARSE_TILE(1, 1)
 SPARSE_TILE(3, 1)
 SPARSE_TILE(5, 1)
@@ -199,6 +221,7 @@ SPARSE_TILE(1, 2)
 SPARSE_TILE(3, 2)
 SPARSE_TILE(5, 2)
 static const struct sparse_tile sparse_tiles[SPARSE_VECS + 1][SPARSE_RUNS + 1] = {
+    [0] = {SPARSE_ENTRY(1, 0), SPARSE_ENTRY(3, 0), SPARSE_ENTRY(5, 0)},
     [1] = {SPARSE_ENTRY(1, 1), SPARSE_ENTRY(3, 1), SPARSE_ENTRY(5, 1)},
     [2] = {SPARSE_ENTRY(1, 2), SPARSE_ENTRY(3, 2), SPARSE_ENTRY(5, 2)},
 };
@@ -211,8 +234,8 @@ static void sparse_run_sample(const struct sparse_sample *sample, size_t c, int 
     const size_t run = sparse_run(conv), valid = conv->kernel_width * conv->in_channels;
     for (size_t left = conv->kernel_height, r = 0, runs; left > 0; left -= runs, r += runs) {
         runs = left >= 5 ? 5 : left >= 3 ? 3 : 1;
-        for (size_t f = 0, vecs; f < run; f += vecs * DPN_LANES) {
-            vecs = run - f >= SPARSE_VECS * DPN_LANES ? SPARSE_VECS : 1;
+        for (size_t f = 0, vecs; f < run; f += vecs ? vecs * DPN_LANES : run) {
+            vecs = valid <= SPARSE_SHORT ? 0 : run - f >= SPARSE_VECS * DPN_LANES ? SPARSE_VECS : 1;
             const struct sparse_tile *tile = &sparse_tiles[vecs][runs];
             float *staged = sample->staged + r * sample->stage->pitch + f;
             if (data) tile->spread(sample, r * run + f, staged, valid > f ? valid - f : 0);
@@ -233,7 +256,8 @@ void DPN_ISA_SYMBOL(direct_sparse_weights)(const struct dpn_conv_args *args, siz
                                            float *dweights, float *scratch)
 {
     const struct dpn_conv *conv = args->conv;
-    const size_t row = sparse_row(conv), run = sparse_run(conv), taps = conv->kernel_width * conv->in_channels;
+    const size_t row = sparse_row(conv), run = sparse_run(conv),
+                 taps = conv->kernel_width * conv->in_channels;
     const struct sparse_stage stage = sparse_stage(conv);
     float *staged = scratch + conv->out_channels * row;
     memset(scratch, 0, conv->out_channels * row * sizeof *scratch);
@@ -276,13 +300,12 @@ void DPN_ISA_SYMBOL(direct_sparse_turn)(const struct dpn_conv_args *args, size_t
     const float *from = args->weights + channel;
     float *to = args->shared + channel * sparse_row(conv);
     for (size_t r = 0; r < conv->kernel_height; r++)
-        for (size_t i = 0; i < run; i++)
-            *to++ = i < taps ? from[(r * taps + i) * conv->out_cstride] : 0.0f;
+        for (size_t i = 0; i < run; i++) *to++ = i < taps ? from[(r * taps + i) * conv->out_cstride] : 0.0f;
 }
 
 /* The staged dx to its place. */
-static void sparse_put(const struct dpn_conv_args *args, const struct sparse_stage *stage, const float *staged,
-                       float *dx)
+static void sparse_put(const struct dpn_conv_args *args, const struct sparse_stage *stage,
+                       const float *staged, float *dx)
 {
     const struct dpn_conv *conv = args->conv;
     const size_t channels = conv->in_channels, cstride = conv->in_cstride;

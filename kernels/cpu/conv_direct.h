@@ -68,6 +68,14 @@ static inline size_t direct_round16(size_t n)
     return (n + 15) / 16 * 16;
 }
 
+/* All ones in the lanes of channels below VALID, of those from C on. */
+static DPN_ALWAYS_INLINE dpn_vec_int direct_keep(size_t c, size_t valid)
+{
+    dpn_vec_int keep = {0};
+    for (size_t l = 0; l < DPN_LANES; l++) keep[l] = c + l < valid ? -1 : 0;
+    return keep;
+}
+
 /* Row stride of a matrix of packed rows of K floats: an odd number of cache lines, so that rows do not
  * share the sets of a cache. */
 static inline size_t direct_row_stride(size_t k)
@@ -169,10 +177,10 @@ void DPN_ISA_SYMBOL(direct_finish)(size_t pixels, size_t width, size_t valid, co
                                    float *y, size_t y_row);
 
 /* ---- conv_direct_pool.c ---- */
-/* Of Y, SAMPLES images of ROWS x width pixels, each whole: windows' maxima and their places. OUT and PLACE:
- * of the first sample's first window. */
+/* Of products Y, SAMPLES images of ROWS x width pixels, each whole, finished as direct_finish would: windows'
+ * maxima and their places. OUT and PLACE: of the first sample's first window. */
 void DPN_ISA_SYMBOL(direct_pool)(const struct dpn_conv *conv, size_t samples, size_t rows, const float *y,
-                                 float *out, uint8_t *place);
+                                 const float *bias, int relu, float *out, uint8_t *place);
 
 /* ---- conv_direct_sparse.c: of convolutions that pool ---- */
 size_t DPN_ISA_SYMBOL(direct_sparse_weights_private)(const struct dpn_conv *conv);

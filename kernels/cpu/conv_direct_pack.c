@@ -280,19 +280,11 @@ const float *DPN_ISA_SYMBOL(direct_rows)(const struct direct_gather *gather, siz
 
 /* ---- columns of dy, and what is done to a fresh product ---- */
 
-/* All ones in the lanes of channels below VALID, of those from C on. */
-static dpn_vec_int pack_keep(size_t c, size_t valid)
-{
-    dpn_vec_int keep;
-    for (size_t l = 0; l < DPN_LANES; l++) keep[l] = c + l < valid ? -1 : 0;
-    return keep;
-}
-
 static DPN_ALWAYS_INLINE void pack_columns(const struct direct_map *map, const enum direct_kind kind,
                                            size_t from, size_t count, size_t c0, size_t width, float *to)
 {
     for (size_t c = c0; c < c0 + width; c += DPN_LANES, to += DPN_LANES) {
-        const dpn_vec_int keep = pack_keep(c, map->channels);
+        const dpn_vec_int keep = direct_keep(c, map->channels);
         for (size_t i = 0; i < count; i++) {
             dpn_vec v = pack_read(map, kind, from + i * map->cstride + c, c);
             dpn_vec_store(to + i * width, (dpn_vec)((dpn_vec_int)v & keep));
@@ -312,7 +304,7 @@ void DPN_ISA_SYMBOL(direct_finish)(size_t pixels, size_t width, size_t valid, co
 {
     if (bias == NULL && !relu && valid == width) return;
     for (size_t c = 0; c < width; c += DPN_LANES) {
-        const dpn_vec_int keep = pack_keep(c, valid);
+        const dpn_vec_int keep = direct_keep(c, valid);
         /* Without a bias: -0 leaves every sum as it is. */
         const dpn_vec add = bias != NULL ? dpn_vec_load(bias + c) : -(dpn_vec){0};
         for (size_t i = 0; i < pixels; i++) {

@@ -5,47 +5,57 @@
  */
 #include "kernels/cpu/conv_direct.h"
 
-/* One vector of a window that begins at Y; SIZE is a constant where it is 2. */
-static DPN_ALWAYS_INLINE void pool_window(const float *y, size_t row, size_t cstride, const size_t size,
-                                          float *out, uint8_t *place)
+/* What is done to y as it is read. */
+struct pool_finish {
+    dpn_vec bias;
+    dpn_vec_int keep;
+};
+
+static DPN_ALWAYS_INLINE dpn_vec pool_read(const float *y, const struct pool_finish *finish, const int relu)
 {
-    dpn_vec largest = dpn_vec_load(y);
-    dpn_vec_int at = {0};
-    for (size_t i = 0; i < size; i++) {
-        for (size_t j = 0; j < size; j++) {
-            const dpn_vec value = dpn_vec_load(y + i * row + j * cstride);
-            /* The first NaN wins. */
-            const dpn_vec_int take = (value > largest) | ((value != value) & (largest == largest));
-            largest = (dpn_vec)(((dpn_vec_int)value & take) | ((dpn_vec_int)largest & ~take));
-            at = (((dpn_vec_int){0} + (int)(i * size + j)) & take) | (at & ~take);
-        }
-    }
-    dpn_vec_store(out, largest);
-    dpn_vec_store_bytes(place, at);
+    const dpn_vec value = dpn_vec_load(y) + finish->bias;
+    return (dpn_vec)((dpn_vec_int)(relu ? dpn_vec_relu(value) : value) & finish->keep);
 }
 
-static DPN_ALWAYS_INLINE void pool_sample(const struct dpn_conv *conv, const size_t size, size_t rows,
-                                          const float *y, float *out, uint8_t *place)
+/* A vector of channels of SAMPLES images; SIZE is a constant where it is 2, RELU always. */
+static DPN_ALWAYS_INLINE void pool_channels(const struct dpn_conv *conv, size_t samples, size_t rows,
+                                            const float *y, float *out, uint8_t *place,
+                                            const struct pool_finish *finish, const size_t size,
+                                            const int relu)
 {
     const size_t cstride = conv->out_cstride, row = conv->out_width * cstride;
-    for (size_t py = 0; py < rows / size; py++, y += size * row) {
-        for (size_t px = 0; px < conv->out_width / size; px++) {
-            for (size_t c = 0; c < cstride; c += DPN_LANES)
-                pool_window(y + px * size * cstride + c, row, cstride, size, out + c, place + c);
-            out += cstride;
-            place += cstride;
+    const size_t columns = conv->out_width / size, lines = rows / size;
+    for (size_t n = 0; n < samples; n++) {
+        size_t at = n * conv->out_stride;
+        for (size_t py = 0; py < lines; py++) {
+            const float *window = y + (n * rows + py * size) * row;
+            for (size_t px = 0; px < columns; px++, window += size * cstride, at += cstride) {
+                dpn_vec largest = pool_read(window, finish, relu);
+                dpn_vec_int number = {0};
+                for (size_t i = 0; i < size; i++)
+                    for (size_t j = i == 0; j < size; j++)
+                        dpn_vec_larger(pool_read(window + i * row + j * cstride, finish, relu),
+                                       (int)(i * size + j), &largest, &number);
+                dpn_vec_store(out + at, largest);
+                dpn_vec_store_bytes(place + at, number);
+            }
         }
     }
 }
 
 void DPN_ISA_SYMBOL(direct_pool)(const struct dpn_conv *conv, size_t samples, size_t rows, const float *y,
-                                 float *out, uint8_t *place)
+                                 const float *bias, int relu, float *out, uint8_t *place)
 {
-    for (size_t n = 0; n < samples; n++) {
-        if (conv->pool == 2) pool_sample(conv, 2, rows, y, out, place);
-        else pool_sample(conv, conv->pool, rows, y, out, place);
-        y += rows * conv->out_width * conv->out_cstride;
-        out += conv->out_stride;
-        place += conv->out_stride;
+    for (size_t c = 0; c < conv->out_cstride; c += DPN_LANES) {
+        /* Without a bias: -0 leaves every sum as it is. */
+        const struct pool_finish finish = {
+            .bias = bias != NULL ? dpn_vec_load(bias + c) : -(dpn_vec){0},
+            .keep = direct_keep(c, conv->out_channels),
+        };
+        if (conv->pool != 2)
+            if (relu) pool_channels(conv, samples, rows, y + c, out + c, place + c, &finish, conv->pool, 1);
+            else pool_channels(conv, samples, rows, y + c, out + c, place + c, &finish, conv->pool, 0);
+        else if (relu) pool_channels(conv, samples, rows, y + c, out + c, place + c, &finish, 2, 1);
+        else pool_channels(conv, samples, rows, y + c, out + c, place + c, &finish, 2, 0);
     }
 }

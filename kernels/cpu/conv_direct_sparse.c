@@ -155,7 +155,7 @@ static DPN_ALWAYS_INLINE void sparse_spread(const struct sparse_sample *sample, 
     struct sparse_lists lists;
     dpn_vec_int keep[SPARSE_VECS];
 
-    for (size_t i = 0; i < vecs * DPN_LANES; i++) keep[i / DPN_LANES][i % DPN_LANES] = i < valid ? -1 : 0;
+    for (size_t v = 0; v < vecs; v++) keep[v] = direct_keep(v * DPN_LANES, valid);
     for (size_t y = conv->out_height / conv->pool; y > 0; y--, to += step * pitch) {
         float *window = to;
         for (size_t x = conv->out_width / conv->pool; x > 0; x--) {

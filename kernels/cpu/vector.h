@@ -76,6 +76,21 @@ static DPN_ALWAYS_INLINE dpn_vec dpn_vec_where_positive(dpn_vec y, dpn_vec x)
 #endif
 }
 
+/* X into LARGEST, and NUMBER into AT, where x is larger. The first NaN stays. */
+static DPN_ALWAYS_INLINE void dpn_vec_larger(dpn_vec x, int number, dpn_vec *largest, dpn_vec_int *at)
+{
+#if DPN_LANES == 16
+    const __mmask16 take = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(*largest, *largest, _CMP_ORD_Q), x,
+                                                   *largest, _CMP_NLE_UQ);
+    *largest = _mm512_mask_mov_ps(*largest, take, x);
+    *at = (dpn_vec_int)_mm512_mask_mov_epi32((__m512i)*at, take, _mm512_set1_epi32(number));
+#else
+    const dpn_vec_int take = (x > *largest) | ((x != x) & (*largest == *largest));
+    *largest = (dpn_vec)(((dpn_vec_int)x & take) | ((dpn_vec_int)*largest & ~take));
+    *at = (((dpn_vec_int){0} + number) & take) | (*at & ~take);
+#endif
+}
+
 /* As many bytes, widened. */
 static DPN_ALWAYS_INLINE dpn_vec_int dpn_vec_load_bytes(const uint8_t *at)
 {

@@ -22,6 +22,7 @@ enum {
     WEIGHTS_PIXELS = 128,             /* multiplied at a time, at most: gemm's block of k */
     WEIGHTS_FEW = 8,                  /* output channels that are few */
     WEIGHTS_ITEMS = 24,               /* fewer are cut into parts */
+    WEIGHTS_POOLED_PARTS = 8,         /* of samples: each has a turn of its own */
     WEIGHTS_PART_FLOATS = 640 * 1024, /* of all parts together, at most */
     WEIGHTS_SLICE = 16 * 1024,        /* floats of an item of phase 1 */
 };
@@ -56,7 +57,7 @@ static struct weights_plan weights_plan(const struct dpn_conv *conv)
     const size_t pixels = plan.bands.samples * plan.bands.rows * conv->out_width;
     plan.pixels = plan.windows ? pixels : direct_cuts(pixels, direct_cuts(pixels, WEIGHTS_PIXELS));
     plan.part_floats = dpn_panel_elems(plan.rows, conv->out_channels);
-    plan.parts = direct_cuts(WEIGHTS_ITEMS, plan.row_blocks * plan.groups);
+    plan.parts = conv->pool ? WEIGHTS_POOLED_PARTS : direct_cuts(WEIGHTS_ITEMS, plan.row_blocks * plan.groups);
     plan.parts = direct_min(plan.parts, 1 + WEIGHTS_PART_FLOATS / plan.part_floats);
     plan.parts = direct_max(1, direct_min(plan.parts, plan.bands.count / 2));
     return plan;

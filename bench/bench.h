@@ -13,7 +13,7 @@
 /* `bench kernels`; *WRONG: wrong elements in all. kernels.c. */
 enum dpn_status dpn_bench_kernels(const struct dpn_config *config, size_t *wrong);
 
-enum { DPN_BENCH_MAX_CASES = 256, DPN_BENCH_BUFFERS = 8 };
+enum { DPN_BENCH_MAX_CASES = 256, DPN_BENCH_BUFFERS = 8, DPN_BENCH_BLOCKS = 6 };
 
 /* One kernel at one shape. */
 struct dpn_bench_case {
@@ -25,8 +25,14 @@ struct dpn_bench_case {
     struct dpn_conv shape_conv;
     enum dpn_conv_pass conv_pass;
     const struct dpn_conv_algorithm *conv_algorithm;
-    size_t n, columns, k;   /* of the others: elements or rows, columns, depth */
-    size_t out, out_floats; /* which buffer holds the result, and how much of it */
+    size_t n, columns, k; /* of the others: elements or rows, columns, depth */
+    double bound; /* of a result's relative Frobenius error against the plain loops; 0: the same bits */
+    /* Buffers that hold results, and those that must have the same bits in any case, as sets; the others are
+     * workspace. */
+    unsigned results, exact;
+    size_t blocks; /* of moments or sums of COLUMNS channels, in buffer DPN_BENCH_BLOCKS; 0: none */
+    /* Makes of buffers of random numbers what the kernel may be given; NULL: they are. */
+    void (*prepare)(const struct dpn_bench_case *c, float *const *buffers);
     /* This thread's share of one run with KERNELS on BUFFERS. */
     void (*run)(const struct dpn_bench_case *c, const struct dpn_kernels *kernels, float *const *buffers,
                 int phase, int thread, int size);

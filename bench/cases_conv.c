@@ -7,18 +7,31 @@
 
 struct cases_layer {
     size_t in, out, side, kernel, stride, pad;
-    int input; /* the model's input: no data pass */
+    int input;   /* the model's input: no data pass */
+    size_t pool; /* as in struct dpn_conv */
 };
 
 static const struct cases_layer cases_layers[] = {
-    {3, 64, 32, 3, 1, 1, 1},    {64, 64, 32, 3, 1, 1, 0},  {128, 128, 16, 3, 1, 1, 0},
-    {256, 256, 8, 3, 1, 1, 0},  {512, 512, 4, 3, 1, 1, 0}, {64, 128, 32, 3, 2, 1, 0},
-    {128, 256, 16, 3, 2, 1, 0}, {256, 512, 8, 3, 2, 1, 0}, {64, 128, 32, 1, 2, 0, 0},
-    {128, 256, 16, 1, 2, 0, 0}, {256, 512, 8, 1, 2, 0, 0}, {1, 6, 28, 5, 1, 2, 1},
-    {6, 16, 14, 5, 1, 0, 0},
+    {3, 64, 32, 3, 1, 1, 1, 0},    {64, 64, 32, 3, 1, 1, 0, 0},  {128, 128, 16, 3, 1, 1, 0, 0},
+    {256, 256, 8, 3, 1, 1, 0, 0},  {512, 512, 4, 3, 1, 1, 0, 0}, {64, 128, 32, 3, 2, 1, 0, 0},
+    {128, 256, 16, 3, 2, 1, 0, 0}, {256, 512, 8, 3, 2, 1, 0, 0}, {64, 128, 32, 1, 2, 0, 0, 0},
+    {128, 256, 16, 1, 2, 0, 0, 0}, {256, 512, 8, 1, 2, 0, 0, 0}, {1, 6, 28, 5, 1, 2, 1, 0},
+    {6, 16, 14, 5, 1, 0, 0, 0},    {1, 6, 28, 5, 1, 2, 1, 2},    {6, 16, 14, 5, 1, 0, 0, 2},
 };
 
-enum { CASES_X, CASES_Y, CASES_DY, CASES_WEIGHTS, CASES_SHARED, CASES_SCRATCH, CASES_BLOCKS, CASES_SPARE };
+enum {
+    CASES_X,
+    CASES_Y,
+    CASES_DY,
+    CASES_WEIGHTS,
+    CASES_SHARED,
+    CASES_SCRATCH,
+    CASES_BLOCKS = DPN_BENCH_BLOCKS,
+    CASES_PLACE
+};
+
+/* Bounds of relative Frobenius errors between two float32 sums. */
+static const double cases_direct = 2e-6, cases_winograd = 1e-5;
 
 static size_t cases_weights(const struct dpn_conv *conv)
 {
@@ -39,7 +52,8 @@ static void cases_conv_run(const struct dpn_bench_case *c, const struct dpn_kern
     args.weights = buffers[CASES_WEIGHTS];
     args.dy.g = buffers[CASES_DY];
     args.y = args.dx = args.dweights = buffers[CASES_Y];
-    args.moments = c->conv_pass == DPN_CONV_FORWARD ? buffers[CASES_BLOCKS] : NULL;
+    args.moments = c->blocks ? buffers[CASES_BLOCKS] : NULL;
+    args.place = conv->pool ? (uint8_t *)buffers[CASES_PLACE] : NULL;
     items = algorithm->items(conv, c->conv_pass, phase);
     if (items == 0) return;
     dpn_split(items, (size_t)size, (size_t)thread, &first, &count);
@@ -47,6 +61,15 @@ static void cases_conv_run(const struct dpn_bench_case *c, const struct dpn_kern
         algorithm->run(&args, phase, first, count,
                        buffers[CASES_SCRATCH] +
                            (size_t)thread * algorithm->private_floats(conv, c->conv_pass));
+}
+
+/* Places of maxima: any element of a window. */
+static void cases_places(const struct dpn_bench_case *c, float *const *buffers)
+{
+    const struct dpn_conv *conv = &c->shape_conv;
+    uint8_t *place = (uint8_t *)buffers[CASES_PLACE];
+    for (size_t i = 0; i < conv->samples * conv->out_stride; i++)
+        place[i] = (uint8_t)(i * 2654435761U >> 16 & 0xff) % (conv->pool * conv->pool);
 }
 
 static struct dpn_conv cases_conv(const struct cases_layer *layer, size_t batch)
@@ -64,9 +87,11 @@ static struct dpn_conv cases_conv(const struct cases_layer *layer, size_t batch)
                             .kernel_height = layer->kernel,
                             .kernel_width = layer->kernel,
                             .stride = layer->stride,
-                            .pad = layer->pad};
+                            .pad = layer->pad,
+                            .pool = layer->pool};
     conv.in_stride = layer->side * layer->side * conv.in_cstride;
     conv.in_stride = (conv.in_stride + 15) / 16 * 16;
+    if (layer->pool) out /= layer->pool;
     conv.out_stride = out * out * conv.out_cstride;
     return conv;
 }
@@ -82,17 +107,24 @@ static struct dpn_bench_case cases_make(const struct cases_layer *layer, size_t 
                                .shape_conv = cases_conv(layer, batch),
                                .conv_pass = pass,
                                .conv_algorithm = algorithm,
-                               .out = CASES_Y,
+                               .bound = strcmp(algorithm->name, "winograd") ? cases_direct : cases_winograd,
+                               .results = 1U << CASES_Y,
+                               .exact = 1U << CASES_X | 1U << CASES_DY | 1U << CASES_WEIGHTS |
+                                        1U << CASES_PLACE,
                                .run = cases_conv_run,
                                .phases = DPN_CONV_MAX_PHASES};
     const struct dpn_conv *conv = &c.shape_conv;
     size_t x = batch * conv->in_stride, y = batch * conv->out_stride, w = cases_weights(conv);
-    snprintf(c.shape, sizeof c.shape, "%zu->%zu %zux%zu stride %zu @%zu", layer->in, layer->out,
-             layer->kernel, layer->kernel, layer->stride, layer->side);
+    snprintf(c.shape, sizeof c.shape, "%zu->%zu %zux%zu stride %zu @%zu%s", layer->in, layer->out,
+             layer->kernel, layer->kernel, layer->stride, layer->side, layer->pool ? " pooled" : "");
+    if (pass == DPN_CONV_FORWARD && !layer->pool) {
+        c.blocks = algorithm->blocks(conv, pass);
+        c.columns = conv->out_cstride;
+    }
+    if (pass != DPN_CONV_FORWARD && layer->pool) c.prepare = cases_places;
     c.flops = 2.0 * (double)(batch * conv->out_height * conv->out_width) *
               (double)(layer->kernel * layer->kernel * layer->in) * (double)layer->out;
     c.bytes = 4.0 * (double)(x + y + w);
-    c.out_floats = pass == DPN_CONV_FORWARD ? y : pass == DPN_CONV_DATA ? x : w;
     return c;
 }
 

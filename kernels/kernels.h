@@ -187,6 +187,9 @@ struct dpn_kernels {
     /* For measuring: N times some hundred independent vector multiply-adds in registers; returns their flops.
      * RESULT: one float, read and written. */
     double (*peak)(size_t n, float *result);
+    /* For measuring: copies N floats, multiple of 16, 64-byte aligned, past the caches where the set has
+     * stores that do. */
+    void (*stream)(size_t n, const float *from, float *to);
 
     int fixed_cut; /* 1: gemm's bits depend on how it is cut (OpenBLAS), so callers cut by the shape alone */
     enum dpn_conv_choice conv_choice; /* which of them dpn_conv_choose takes */

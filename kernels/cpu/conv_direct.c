@@ -179,8 +179,7 @@ static void direct_forward_band(const struct dpn_conv_args *args, const struct d
             (gemm.m, gemm.n, valid, args->bias != NULL ? args->bias + c : NULL, args->relu, gemm.c, cstride);
         }
     }
-    if (conv->pool)
-        DPN_ISA_SYMBOL(direct_pool)
+    if (conv->pool) DPN_ISA_SYMBOL(direct_pool)
     (conv, band.samples, band.rows, y, args->bias, args->relu, args->y + at, args->place + at);
     if (args->moments != NULL)
         DPN_ISA_SYMBOL(moments)(pixels, cstride, y, args->moments + item * dpn_block_floats(cstride));

@@ -204,8 +204,8 @@ void DPN_ISA_SYMBOL(direct_window_products)(const struct direct_gather *gather, 
 /* SUMS[ny*nx*channels][WIDTH] (+)= the patches, transposed, times B[position][WIDTH] of row stride B_ROW.
  * Each element is one chain over the positions, the same as gemm's, or the sum of two, of every other one. */
 void DPN_ISA_SYMBOL(direct_window_sums)(const struct direct_gather *gather, size_t first, size_t count,
-                                        const float *b, size_t b_row, size_t width, size_t valid,
-                                        float *sums, int accumulate);
+                                        const float *b, size_t b_row, size_t width, size_t valid, float *sums,
+                                        int accumulate);
 
 /* ---- the passes in files of their own, with the meanings of struct dpn_conv_algorithm ---- */
 size_t DPN_ISA_SYMBOL(direct_data_shared)(const struct dpn_conv *conv);

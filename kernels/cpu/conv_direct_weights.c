@@ -57,7 +57,8 @@ static struct weights_plan weights_plan(const struct dpn_conv *conv)
     const size_t pixels = plan.bands.samples * plan.bands.rows * conv->out_width;
     plan.pixels = plan.windows ? pixels : direct_cuts(pixels, direct_cuts(pixels, WEIGHTS_PIXELS));
     plan.part_floats = dpn_panel_elems(plan.rows, conv->out_channels);
-    plan.parts = conv->pool ? WEIGHTS_POOLED_PARTS : direct_cuts(WEIGHTS_ITEMS, plan.row_blocks * plan.groups);
+    plan.parts = conv->pool ? WEIGHTS_POOLED_PARTS
+                            : direct_cuts(WEIGHTS_ITEMS, plan.row_blocks * plan.groups);
     plan.parts = direct_min(plan.parts, 1 + WEIGHTS_PART_FLOATS / plan.part_floats);
     plan.parts = direct_max(1, direct_min(plan.parts, plan.bands.count / 2));
     return plan;

@@ -76,5 +76,6 @@ void DPN_ISA_SYMBOL(pool_grad)(const struct dpn_pool *pool, size_t first, size_t
                                const float *y, const float *dy, float *dx);
 void DPN_ISA_SYMBOL(image)(const struct dpn_image *image);
 double DPN_ISA_SYMBOL(peak)(size_t n, float *result);
+void DPN_ISA_SYMBOL(stream)(size_t n, const float *from, float *to);
 
 #endif

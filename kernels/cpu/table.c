@@ -35,4 +35,5 @@ const struct dpn_kernels DPN_ISA_SYMBOL(kernels) = {
     .pool_grad = DPN_ISA_SYMBOL(pool_grad),
     .image = DPN_ISA_SYMBOL(image),
     .peak = DPN_ISA_SYMBOL(peak),
+    .stream = DPN_ISA_SYMBOL(stream),
 };

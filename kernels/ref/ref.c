@@ -5,6 +5,7 @@
  */
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 #include "kernels/ref/ref.h"
 
@@ -191,6 +192,11 @@ static double ref_peak(size_t n, float *result)
     return 128.0 * (double)n;
 }
 
+static void ref_stream(size_t n, const float *from, float *to)
+{
+    memcpy(to, from, n * sizeof *to);
+}
+
 const struct dpn_kernels dpn_kernels_ref = {
     .isa = "ref",
     .gemm = ref_gemm,
@@ -218,4 +224,5 @@ const struct dpn_kernels dpn_kernels_ref = {
     .pool_grad = dpn_ref_pool_grad,
     .image = dpn_ref_image,
     .peak = ref_peak,
+    .stream = ref_stream,
 };

@@ -11,11 +11,12 @@
  *     for b = 0 .. n_buckets-1 (as backward gets there):  start(b), with progress() as often as liked between
  *     wait(): all buckets of this step are complete in this member's `out`
  * From start(b) on, the member's segments of bucket b and its `out` belong to the reducer: neither read nor
- * written until wait returns. Afterwards the segments' contents are undefined, except that `out` may be a
- * segment (then it holds the result). `out` may be the same memory for several members (it is then written
- * once), and NULL if this member does not want the result (mode dp). A member that shares an `out` which is
- * another member's segment must be done reading it before that member writes its gradients again: the reducer
- * cannot know. All members name the same number of leaves, which may change from step to step.
+ * written until wait returns. Afterwards the segments' contents are undefined, except that what was 0 in all
+ * of a bucket's segments is 0 (padding stays padding), and that `out` may be a segment (then it holds the
+ * result). `out` may be the same memory for several members (it is then written once), and NULL if this
+ * member does not want the result (mode dp). A member that shares an `out` which is another member's segment
+ * must be done reading it before that member writes its gradients again: the reducer cannot know. All members
+ * name the same number of leaves, which may change from step to step.
  *
  * Segments, out and broadcast buffers are 64-byte aligned; bucket bounds are multiples of 1,024 floats.
  * Buffers that are not the same memory do not overlap.
@@ -142,10 +143,10 @@ enum dpn_status dpn_reducer_select(const char *name, const struct dpn_reduce_gro
                                    const struct dpn_reducer_class **cls);
 
 /* Wraps INNER, which it owns and closes from now on, also if it fails. Members' memory is replaced by copies
- * with the same aliasing, and poisoned (NaN) from start on; segments stay poisoned after wait, `out` gets the
- * verified sum. Verifies the order of calls, the segments, and the sums against the serial sum of `ref`: bit
- * by bit if INNER is exact_tree, else within rounding. Violations are DPN_ERR_CONTRACT, and the group is
- * aborted. Has INNER's flags. reduce_check.c. */
+ * with the same aliasing, and poisoned (NaN) from start on; at the end of wait `out` gets the verified sum,
+ * and segments what INNER left in their copies. Verifies the order of calls, the segments, and the sums
+ * against the serial sum of `ref`: bit by bit if INNER is exact_tree, else within rounding. Violations are
+ * DPN_ERR_CONTRACT, and the group is aborted. Has INNER's flags. reduce_check.c. */
 enum dpn_status dpn_reduce_check_open(const struct dpn_reduce_group *group,
                                       const struct dpn_bucket_plan *plan, struct dpn_reducer *inner,
                                       struct dpn_reducer **reducer);

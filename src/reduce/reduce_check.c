@@ -2,7 +2,7 @@
  *
  * Idea: the wrapped reducer works on copies ("shadows") of what members hand over, so that members' own
  *   memory can be poisoned while the contract says that it is not theirs, and every sum can be verified
- *   before they see it.
+ *   before they see it. When it is theirs again it is as the wrapped reducer would have left it.
  * Steps: start verifies the call and the segments, copies them, poisons the originals; the last member to
  *   start a bucket verifies that the members' runs make the whole tree, adds the copies serially, and poisons
  *   the outs, all before the wrapped reducer can know that everybody has arrived. wait compares each result
@@ -31,7 +31,7 @@ static const uint32_t check_poison = 0x7fdead01; /* a quiet NaN that no arithmet
 /* The copy of one piece of members' memory; the same memory has the same copy, whoever names it. */
 struct check_shadow {
     float *real, *copy;
-    int is_segment;
+    int owner;  /* the member whose segment it is, or -1 */
     int writer; /* the first member that named it as its `out`, or -1 */
 };
 
@@ -181,7 +181,7 @@ static enum dpn_status check_shadow_of(struct check *check, int member, size_t b
     DPN_TRY(check_shadow_add(state, elems));
     *shadow = &state->shadows[state->n_shadows - 1];
     (*shadow)->real = real;
-    (*shadow)->is_segment = 0;
+    (*shadow)->owner = -1;
     (*shadow)->writer = -1;
     check_spoil((*shadow)->copy, elems);
     return DPN_OK;
@@ -225,7 +225,7 @@ static enum dpn_status check_complete(struct check *check, int member, size_t bu
     for (size_t j = 0; j < terms->n_sources; j++)
         for (size_t i = 0; i < elems; i++) state->magnitude[i] += fabsf(terms->sources[j][i]);
     for (size_t i = 0; i < state->n_shadows; i++)
-        if (!state->shadows[i].is_segment) check_spoil(state->shadows[i].real, elems);
+        if (state->shadows[i].owner < 0) check_spoil(state->shadows[i].real, elems);
     return DPN_OK;
 }
 
@@ -240,10 +240,10 @@ static enum dpn_status check_take(struct check *check, int member, size_t bucket
     if (state->arrived == check->group->n) state->arrived = 0, state->n_shadows = 0;
     for (size_t i = 0; i < n_segments; i++) {
         DPN_TRY(check_shadow_of(check, member, bucket, segments[i].data, &shadow));
-        if (shadow->is_segment)
+        if (shadow->owner >= 0)
             return check_violation(check, member, "bucket %zu: segment %zu's memory is a segment already",
                                    bucket, i);
-        shadow->is_segment = 1;
+        shadow->owner = member;
         memcpy(shadow->copy, shadow->real, elems * sizeof(float));
         check_spoil(shadow->real, elems);
         given[i] = (struct dpn_segment){segments[i].node, shadow->copy};
@@ -324,12 +324,14 @@ static enum dpn_status check_untouched(const struct check *check, int member, si
     return DPN_OK;
 }
 
-static void check_publish(struct check *check, int member, size_t bucket)
+/* The memory that is the member's again, as the wrapped reducer would have left it: results, and segments
+ * with whatever lies in them that no op writes: padding above all. */
+static void check_give_back(struct check *check, int member, size_t bucket)
 {
     struct check_bucket *state = &check->buckets[bucket];
     for (size_t i = 0; i < state->n_shadows; i++) {
         const struct check_shadow *shadow = &state->shadows[i];
-        if (shadow->writer == member)
+        if (shadow->writer == member || (shadow->writer < 0 && shadow->owner == member))
             memcpy(shadow->real, shadow->copy, check->plan->buckets[bucket].elems * sizeof(float));
     }
 }
@@ -355,7 +357,7 @@ static enum dpn_status check_wait(struct dpn_reducer *reducer, int member)
     DPN_TRY(check_report(check, check_verify(check, member)));
     /* All have verified before any `out` is written, and all outs are written before anybody uses one. */
     DPN_TRY(dpn_reduce_meet(&check->meeting, &self->stats, &self->stats.wait_slowest_ns));
-    for (size_t b = 0; b < check->plan->n_buckets; b++) check_publish(check, member, b);
+    for (size_t b = 0; b < check->plan->n_buckets; b++) check_give_back(check, member, b);
     self->next = 0;
     return dpn_reduce_meet(&check->meeting, &self->stats, &self->stats.wait_data_ns);
 }

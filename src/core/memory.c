@@ -81,14 +81,25 @@ enum dpn_status dpn_calloc(void *block, size_t count, size_t size, const char *w
     return DPN_OK;
 }
 
-size_t dpn_peak_rss_bytes(void)
+/* What /proc says under FORMAT, in bytes; 0 where it does not. */
+static size_t memory_status(const char *format)
 {
     FILE *file = fopen("/proc/self/status", "re");
     if (!file) return 0;
     char line[256];
     unsigned long long kib = 0;
     while (fgets(line, sizeof line, file))
-        if (sscanf(line, "VmHWM: %llu kB", &kib) == 1) break;
+        if (sscanf(line, format, &kib) == 1) break;
     fclose(file);
     return (size_t)kib * 1024;
+}
+
+size_t dpn_peak_rss_bytes(void)
+{
+    return memory_status("VmHWM: %llu kB");
+}
+
+size_t dpn_rss_bytes(void)
+{
+    return memory_status("VmRSS: %llu kB");
 }

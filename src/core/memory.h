@@ -48,5 +48,7 @@ static inline void dpn_prefetch_write(const void *address, size_t bytes)
 
 /* Peak resident set of the process in bytes (VmHWM of /proc/self/status); 0 if unknown. */
 size_t dpn_peak_rss_bytes(void);
+/* The resident set now (VmRSS), likewise. */
+size_t dpn_rss_bytes(void);
 
 #endif

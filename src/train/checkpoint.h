@@ -49,6 +49,9 @@ struct dpn_checkpoint_dir; /* an output folder, locked against other runs while 
  * first new checkpoint is complete. KEEP 0: all. Before step 1. Errors: DPN_ERR_USAGE naming --out. */
 enum dpn_status dpn_checkpoint_dir_open(const char *dir, int overwrite, int resume, uint64_t keep,
                                         struct dpn_checkpoint_dir **out);
+/* Refuses what dpn_checkpoint_dir_open would, and leaves everything as it is. Rights are asked for, not
+ * tried; another run's lock is seen. */
+enum dpn_status dpn_checkpoint_dir_check(const char *dir, int overwrite, int resume);
 /* Removes a folder that dpn_checkpoint_dir_open created and that is still empty. NULL: nothing. */
 void dpn_checkpoint_dir_close(struct dpn_checkpoint_dir *dir);
 

@@ -235,7 +235,8 @@ static enum dpn_status dir_remove_temp(void *arg, const char *name)
     return DPN_OK;
 }
 
-static enum dpn_status dir_prepare(struct dpn_checkpoint_dir *dir, int overwrite, int resume)
+/* Locks the folder and looks at what is there. */
+static enum dpn_status dir_examine(struct dpn_checkpoint_dir *dir, int overwrite, int resume)
 {
     DPN_TRY(dir_lock(dir));
     if (dpn_ckpt_scan(dir->path, dir_note_old, dir) != DPN_OK)
@@ -246,10 +247,60 @@ static enum dpn_status dir_prepare(struct dpn_checkpoint_dir *dir, int overwrite
             "--out %s: holds a run already (%s): give --resume auto, --overwrite or another folder",
             dir->path, dir->old[0]);
     if (resume) dir->n_old = 0;
+    return DPN_OK;
+}
+
+static enum dpn_status dir_prepare(struct dpn_checkpoint_dir *dir, int overwrite, int resume)
+{
+    DPN_TRY(dir_examine(dir, overwrite, resume));
     DPN_TRY(dir_probe(dir));
     /* Without a lock these may belong to a run that is alive. */
     if (dir->locked) DPN_TRY(dpn_ckpt_scan(dir->path, dir_remove_temp, dir));
     return DPN_OK;
+}
+
+static enum dpn_status dir_new(const char *path, struct dpn_checkpoint_dir **dir)
+{
+    DPN_TRY(dpn_calloc(dir, 1, sizeof(**dir), "output folder"));
+    (*dir)->fd = -1;
+    (*dir)->path = strdup(path);
+    if ((*dir)->path) return DPN_OK;
+    free(*dir);
+    *dir = NULL;
+    return dpn_fail(DPN_ERR_NOMEM, "--out %s: no memory to open it", path);
+}
+
+/* Whether PATH, which is not there, could be made: its nearest parent that is there takes new folders. */
+static int dir_can_make(const char *path)
+{
+    char *parent = strdup(path);
+    int error = parent ? ENOENT : ENOMEM;
+    while (error == ENOENT) {
+        size_t length = strlen(parent);
+        while (length > 0 && parent[length - 1] == '/') length--;
+        while (length > 0 && parent[length - 1] != '/') length--;
+        parent[length] = '\0';
+        error = access(length > 0 ? parent : ".", W_OK | X_OK) == 0 ? 0 : errno;
+        if (length == 0) break;
+    }
+    free(parent);
+    return error;
+}
+
+enum dpn_status dpn_checkpoint_dir_check(const char *path, int overwrite, int resume)
+{
+    struct dpn_checkpoint_dir *dir;
+    if (access(path, F_OK) != 0) {
+        int error = errno == ENOENT ? dir_can_make(path) : errno;
+        if (error == 0) return DPN_OK;
+        return dpn_fail_errno(DPN_ERR_USAGE, error, "--out %s: cannot create the folder", path);
+    }
+    DPN_TRY(dir_new(path, &dir));
+    enum dpn_status status = dir_examine(dir, overwrite, resume);
+    if (status == DPN_OK && access(path, W_OK | X_OK) != 0)
+        status = dpn_fail_errno(DPN_ERR_USAGE, errno, "--out %s: cannot create a file", path);
+    dpn_checkpoint_dir_close(dir);
+    return status;
 }
 
 enum dpn_status dpn_checkpoint_dir_open(const char *path, int overwrite, int resume, uint64_t keep,
@@ -257,17 +308,11 @@ enum dpn_status dpn_checkpoint_dir_open(const char *path, int overwrite, int res
 {
     struct dpn_checkpoint_dir *dir;
     *out = NULL;
-    DPN_TRY(dpn_calloc(&dir, 1, sizeof(*dir), "output folder"));
-    dir->fd = -1;
+    DPN_TRY(dir_new(path, &dir));
     dir->keep = keep;
-    dir->path = strdup(path);
-    enum dpn_status status = dir->path ? DPN_OK
-                                       : dpn_fail(DPN_ERR_NOMEM, "--out %s: no memory to open it", path);
-    if (status == DPN_OK) {
-        int error = dir_make(path, &dir->created);
-        if (error != 0)
-            status = dpn_fail_errno(DPN_ERR_USAGE, error, "--out %s: cannot create the folder", path);
-    }
+    enum dpn_status status = DPN_OK;
+    int error = dir_make(path, &dir->created);
+    if (error != 0) status = dpn_fail_errno(DPN_ERR_USAGE, error, "--out %s: cannot create the folder", path);
     if (status == DPN_OK) status = dir_prepare(dir, overwrite, resume);
     if (status == DPN_OK) *out = dir;
     else dpn_checkpoint_dir_close(dir);

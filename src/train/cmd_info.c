@@ -43,16 +43,26 @@ static void info_tensor(const struct dpn_st_tensor *tensor)
              tensor->elems);
 }
 
+/* What PyTorch registers as a buffer of a batch norm: kept, not trained. */
+static int info_is_buffer(const char *name)
+{
+    static const char *const buffers[] = {"running_mean", "running_var", "num_batches_tracked"};
+    const char *dot = strrchr(name, '.');
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        if (strcmp(dot ? dot + 1 : name, buffers[i]) == 0) return 1;
+    return 0;
+}
+
 static void info_tensors(const struct dpn_st_file *file, int each)
 {
-    uint64_t elems = 0;
+    uint64_t elems[2] = {0}; /* of at most 8 bytes each in one file: no overflow but with empty types */
     for (size_t i = 0; i < file->n_tensors; i++) {
         if (each) info_tensor(&file->tensors[i]);
-        elems += file->tensors[i]
-                     .elems; /* of at most 8 bytes each in one file: no overflow but with empty types */
+        elems[info_is_buffer(file->tensors[i].name)] += file->tensors[i].elems;
     }
-    dpn_note("tensors | %zu | parameters %" PRIu64 " | data %" PRIu64 " bytes | file %zu bytes",
-             file->n_tensors, elems, file->data_bytes, file->map_bytes);
+    dpn_note("tensors | %zu | parameters %" PRIu64 " | buffers %" PRIu64 " | data %" PRIu64
+             " bytes | file %zu bytes",
+             file->n_tensors, elems[0], elems[1], file->data_bytes, file->map_bytes);
 }
 
 /* The options of a state file's run, which are too long for one line. */
@@ -120,10 +130,10 @@ static enum dpn_status info_safetensors(const char *path, int whole)
     int ours = 0;
     uint32_t crc;
     DPN_TRY(dpn_st_open(path, &file));
+    enum dpn_status status = dpn_st_verify(file, &ours, &crc);
     dpn_note("%s: safetensors", path);
     info_tensors(file, whole);
     if (whole) info_metadata(file);
-    enum dpn_status status = dpn_st_verify(file, &ours, &crc);
     if (status == DPN_OK)
         dpn_note("CRC-32 | %08" PRIx32 " | %s", crc,
                  ours ? "holds" : "not by dpnode: nothing to verify it against");

@@ -58,12 +58,20 @@ int dpn_memory_wants_result(const struct dpn_run *run)
 
 /* Bytes as doubles: what cannot fit must not wrap. */
 struct memory_need {
-    double params, gradients, state, activations, workspace, mode, total;
+    double params, gradients, state, activations, workspace, mode, check, save, total;
 };
 
 static size_t memory_nodes(const struct dpn_run *run)
 {
     return run->group.node_count > 0 ? (size_t)run->group.node_count : 1;
+}
+
+static size_t memory_largest_tensor(const struct dpn_run *run)
+{
+    size_t most = 0;
+    for (size_t i = 0; i < run->model->n_tensors; i++)
+        if (run->model->tensors[i].elems > most) most = run->model->tensors[i].elems;
+    return most;
 }
 
 /* What training takes beside parameters and activations. */
@@ -80,6 +88,9 @@ static void memory_predict_training(const struct dpn_run *run, double arena, dou
                      (double)(run->model->values[0].stride + run->model->values[run->model->logits].stride);
     if (*run->config->init || run->resume) need->params += arena;
     if (run->resume) need->state += slots;
+    if (run->config->check_reduce) /* copies of what members hand over, the sum, that of absolute values */
+        need->check = need->gradients + 2 * arena;
+    if (*run->config->out) need->save = (double)memory_largest_tensor(run) * sizeof(float);
 }
 
 static struct memory_need memory_predict(const struct dpn_run *run)
@@ -95,7 +106,8 @@ static struct memory_need memory_predict(const struct dpn_run *run)
         need.workspace += (double)r->exec_bytes - activations;
     }
     if (run->training) memory_predict_training(run, arena, nodes, &need);
-    need.total = need.params + need.gradients + need.state + need.activations + need.workspace + need.mode;
+    need.total = need.params + need.gradients + need.state + need.activations + need.workspace + need.mode +
+                 need.check + need.save;
     return need;
 }
 
@@ -115,7 +127,7 @@ static void memory_line(const char *what, double bytes)
 void dpn_memory_report(const struct dpn_run *run)
 {
     struct memory_need need = memory_predict(run);
-    double now = (double)dpn_peak_rss_bytes();
+    double now = (double)run->setup_bytes;
     dpn_note("memory that this run will take, at most:");
     memory_line("program and data set", now);
     memory_line("parameters", need.params);
@@ -124,7 +136,10 @@ void dpn_memory_report(const struct dpn_run *run)
     memory_line("activations, gradients of them", need.activations);
     memory_line("kernels' workspace", need.workspace);
     memory_line("batch of mode dp", need.mode);
-    dpn_note("  %-28s %12.1f MiB", "in all", (now + need.total) / (1024.0 * 1024.0));
-    if (dpn_memory_check(run) != DPN_OK) dpn_warn("%s", dpn_error_text());
+    memory_line("copies of --check-reduce", need.check);
+    memory_line("saving", need.save);
+    /* Reading the data may have taken more for a while than all that is to come. */
+    double peak = (double)dpn_peak_rss_bytes(), all = now + need.total;
+    dpn_note("  %-28s %12.1f MiB", "in all", (peak > all ? peak : all) / (1024.0 * 1024.0));
     dpn_note("dry run: nothing was trained and nothing written");
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -148,6 +149,9 @@ static enum dpn_status setup_batch(struct dpn_run *run)
     for (int i = 0; i < 2; i++)
         DPN_TRY(dpn_calloc(&run->shard_loss[i], (size_t)run->shards, sizeof(double), "shard losses"));
     run->augment = !strcmp(c->augment, "crop-flip");
+    if (run->augment && (run->data.height == 1 || run->data.width == 1))
+        return dpn_fail(DPN_ERR_USAGE, "--augment '%s' is for images, data set '%s' has %zux%zux%zu",
+                        c->augment, run->data.name, run->data.channels, run->data.height, run->data.width);
     size_t chunks = run->data.test.n / DPN_EVAL_CHUNK + 1;
     DPN_TRY(dpn_calloc(&run->eval_loss, chunks, sizeof(double), "evaluation"));
     return dpn_calloc(&run->eval_correct, chunks, sizeof(uint64_t), "evaluation");
@@ -194,7 +198,8 @@ static enum dpn_status setup_schedule(struct dpn_run *run)
     return DPN_OK;
 }
 
-static enum dpn_status setup_reducer(struct dpn_run *run)
+/* Who reduces and updates, and how; nothing is allocated that grows with the model. */
+static enum dpn_status setup_mode(struct dpn_run *run)
 {
     const struct dpn_config *c = run->config;
     struct dpn_reduce_group *group = &run->reduce_group;
@@ -210,8 +215,6 @@ static enum dpn_status setup_reducer(struct dpn_run *run)
     if (!run->mode) return dpn_fail(DPN_ERR_USAGE, "--mode '%s' is unknown", c->mode);
     DPN_TRY(run->mode->check(run));
     DPN_TRY(dpn_reducer_select(c->reducer, group, &run->reducer_class));
-    DPN_TRY(dpn_bucket_plan_make(run->model->arena_elems, c->bucket_mb, &run->buckets, &run->plan.n_buckets));
-    run->plan.buckets = run->buckets;
     /* Teams are better at a whole arena than one thread at its slice; clipping and checking want the
      * gradient. */
     run->fused = run->training && run->mode->replicated_state && !c->check_reduce && c->clip_norm <= 0 &&
@@ -219,11 +222,20 @@ static enum dpn_status setup_reducer(struct dpn_run *run)
     for (size_t m = 0; m < run->group.n; m++) run->fused &= run->group.devices[m].threads == 1;
     run->fused_update = (struct dpn_reduce_update){dpn_update_fused, dpn_update_soon, run};
     if (run->fused) group->update = &run->fused_update;
-    DPN_TRY(run->reducer_class->open(group, &run->plan, &run->reducer));
+    return DPN_OK;
+}
+
+static enum dpn_status setup_reducer(struct dpn_run *run)
+{
+    const struct dpn_config *c = run->config;
+    DPN_TRY(dpn_bucket_plan_make(run->model->arena_elems, c->bucket_mb, &run->buckets, &run->plan.n_buckets));
+    run->plan.buckets = run->buckets;
+    if (c->dry_run) return DPN_OK;
+    DPN_TRY(run->reducer_class->open(&run->reduce_group, &run->plan, &run->reducer));
     if (!c->check_reduce) return DPN_OK;
     struct dpn_reducer *inner = run->reducer;
     run->reducer = NULL;
-    return dpn_reduce_check_open(group, &run->plan, inner, &run->reducer);
+    return dpn_reduce_check_open(&run->reduce_group, &run->plan, inner, &run->reducer);
 }
 
 /* What batch norms and the evaluation share among devices. */
@@ -256,8 +268,9 @@ static enum dpn_status setup_memory(struct dpn_run *run)
 {
     run->norm_sync = run->training && run->model->norms > 0 && !strcmp(run->config->batch_norm, "sync");
     dpn_memory_plan(run);
-    if (!run->config->dry_run) DPN_TRY(dpn_memory_check(run));
-    return setup_shared(run);
+    size_t resident = dpn_rss_bytes();
+    run->setup_bytes = resident > run->resume_bytes ? resident - run->resume_bytes : 0;
+    return dpn_memory_check(run);
 }
 
 /* ---- files ---- */
@@ -329,6 +342,37 @@ static enum dpn_status setup_log(struct dpn_run *run)
     return DPN_OK;
 }
 
+/* What setup_log would refuse, found out without making a file. */
+static enum dpn_status setup_check_log(const struct dpn_run *run)
+{
+    const char *path = run->config->log;
+    struct stat about;
+    if (!*path) return DPN_OK;
+    if (stat(path, &about) == 0) {
+        if (S_ISDIR(about.st_mode)) errno = EISDIR;
+        else if (access(path, W_OK) == 0) return DPN_OK;
+    } else if (errno == ENOENT) {
+        char folder[PATH_MAX] = ".";
+        const char *slash = strrchr(path, '/');
+        if (slash) snprintf(folder, sizeof folder, "%.*s", (int)(slash - path) + 1, path);
+        if (access(folder, W_OK | X_OK) == 0) return DPN_OK;
+    }
+    return dpn_fail_errno(DPN_ERR_USAGE, errno, "--log '%s' cannot be opened", path);
+}
+
+static enum dpn_status setup_files(struct dpn_run *run)
+{
+    const struct dpn_config *c = run->config;
+    const int resumes = run->resume && setup_resumes_in_out(run);
+    if (c->dry_run) {
+        if (run->training && *c->out) DPN_TRY(dpn_checkpoint_dir_check(c->out, c->overwrite, resumes));
+        return setup_check_log(run);
+    }
+    if (run->training && *c->out)
+        DPN_TRY(dpn_checkpoint_dir_open(c->out, c->overwrite, resumes, c->keep, &run->out));
+    return setup_log(run);
+}
+
 static int setup_nothing_to_do(struct dpn_run *run)
 {
     if (!run->resume || (run->record.epoch < run->end_epoch && run->record.global_step < run->end_step))
@@ -346,8 +390,12 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
     dpn_json_init(&run->json);
     DPN_TRY(setup_check_resume(config));
     /* First, because it sets options: among them which kernels are used. */
-    if (*config->resume)
+    if (*config->resume) {
+        size_t before = dpn_rss_bytes();
         DPN_TRY(dpn_checkpoint_open(config->resume, config->out, config, &run->record, &found, &run->resume));
+        size_t now = dpn_rss_bytes();
+        run->resume_bytes = now > before ? now - before : 0;
+    }
     DPN_TRY(setup_check_options(run));
     DPN_TRY(setup_devices(run));
     DPN_TRY(dpn_optimizer_find(config->optimizer, &run->optimizer));
@@ -356,8 +404,12 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
     DPN_TRY(dpn_model_open(config->model, run->data.channels, run->data.height, run->data.width,
                            run->data.classes, &run->model));
     DPN_TRY(setup_schedule(run));
+    DPN_TRY(setup_mode(run));
+    enum dpn_status fits = setup_memory(run);
+    if (fits != DPN_OK && config->dry_run) dpn_memory_report(run);
+    DPN_TRY(fits);
     DPN_TRY(setup_reducer(run));
-    DPN_TRY(setup_memory(run));
+    DPN_TRY(setup_shared(run));
     DPN_TRY(setup_weights(run));
     run->record.shards = run->shards;
     run->record.data_samples = run->data.train.n;
@@ -371,11 +423,7 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
             "note: the checkpoint was written by %llu device(s), this run has %zu: same shards, same numbers",
             (unsigned long long)run->record.devices, run->group.n);
     run->record.devices = run->group.n;
-    if (config->dry_run) return DPN_OK;
-    if (training && *config->out)
-        DPN_TRY(dpn_checkpoint_dir_open(config->out, config->overwrite,
-                                        run->resume && setup_resumes_in_out(run), config->keep, &run->out));
-    return setup_log(run);
+    return setup_files(run);
 }
 
 void dpn_run_close(struct dpn_run *run)

@@ -76,7 +76,7 @@ check NPY "and another" "$DPNODE" train --devices 0 --quiet --model resnet20:wid
 refused NPY "conv2" "$DPNODE" train --devices 0 --model lenet --data synthetic:shape=1x4x4
 
 # ---- augmentation: a function of seed, epoch and sample ----
-losses() { "$DPNODE" train --quiet --oversubscribe --model mlp:hidden=8 --data "cifar10:$tiny" --batch 1 --lr 0 --momentum 0 --no-shuffle \
+losses() { rm -f "$work/log"; "$DPNODE" train --quiet --oversubscribe --model mlp:hidden=8 --data "cifar10:$tiny" --batch 1 --lr 0 --momentum 0 --no-shuffle \
     --epochs 2 --eval-every 0 --log "$work/log" --log-every 1 --shards 1 "$@" 2>/dev/null; grep -o '"epoch":[01],.*"loss":[^,]*' "$work/log" | sed 's/"step":[0-9]*,//'; }
 of_epoch() { grep "\"epoch\":$1," | sed 's/"epoch":[01],//'; }
 losses --devices 0 --augment crop-flip >"$work/augmented"
@@ -90,6 +90,11 @@ for n in 1 2 3; do
         --augment crop-flip --out "$work/a$n" 2>/dev/null
     check R03 "$n device(s): same bits" same "$work/a1/last.safetensors" "$work/a$n/last.safetensors"
 done
+
+arrays; bytes $((24 * 35)) | npy "$work/n/train_x.npy" '|u1' '24, 35'; rm "$work"/n/test_*
+check NPY "vectors train" run --data "npy:$work/n"
+refused R03 "--augment 'crop-flip'" "$DPNODE" train --devices 0 --data "npy:$work/n" --augment crop-flip
+refused R03 "1x1x35" "$DPNODE" train --devices 0 --data "npy:$work/n" --augment crop-flip
 
 # ---- the converter ----
 if command -v python3 >/dev/null; then

@@ -170,18 +170,20 @@ static void exec_check_stale(const char *spec, const struct dpn_kernels *kernels
     dpn_model_close(model);
 }
 
+static const char *const exec_specs[] = {"dense", "mlp:hidden=70x5x33", "odd:width=20", "resnet20:width=5",
+                                         EXEC_NET};
+enum { EXEC_SPECS = sizeof exec_specs / sizeof exec_specs[0] };
+
 /* A short shard after long ones sees nothing of them. */
 static void test_stale_buffers_do_not_matter(void **state)
 {
     (void)state;
-    static const char *const specs[] = {"dense", "mlp:hidden=70x5x33", "odd:width=20", "resnet20:width=5",
-                                        EXEC_NET};
     const struct dpn_kernels *tables[NN_MAX_TABLES];
     size_t n = nn_tables(tables, NN_MAX_TABLES);
-    for (size_t s = 0; s < sizeof specs / sizeof specs[0]; s++)
+    for (size_t s = 0; s < EXEC_SPECS; s++)
         for (size_t k = 0; k < n; k++) {
-            exec_check_stale(specs[s], tables[k], 3);
-            if (k > 0) exec_check_stale(specs[s], tables[k], 8);
+            exec_check_stale(exec_specs[s], tables[k], 3);
+            if (k > 0) exec_check_stale(exec_specs[s], tables[k], 8);
         }
 }
 
@@ -277,27 +279,23 @@ static void exec_check_padding(const struct dpn_optimizer_class *optimizer, cons
 static void test_padding_stays_zero(void **state)
 {
     (void)state;
-    static const char *const specs[] = {"mlp:hidden=70x5x33", "dense", "odd:width=20", "resnet20:width=5",
-                                        EXEC_NET};
     const struct dpn_kernels *tables[NN_MAX_TABLES];
     size_t n = nn_tables(tables, NN_MAX_TABLES);
     for (size_t k = 0; k < n; k++)
         for (size_t i = 0; dpn_optimizer_classes[i]; i++)
-            for (size_t s = 0; s < sizeof specs / sizeof specs[0]; s++)
-                exec_check_padding(dpn_optimizer_classes[i], tables[k], specs[s]);
+            for (size_t s = 0; s < EXEC_SPECS; s++)
+                exec_check_padding(dpn_optimizer_classes[i], tables[k], exec_specs[s]);
 }
 
 /* A parameter that is not a number must show in the loss, also behind ReLUs. */
 static void test_nan_reaches_the_loss(void **state)
 {
     (void)state;
-    static const char *const specs[] = {"dense", "mlp:hidden=70x5", "odd:width=20", "resnet20:width=5",
-                                        EXEC_NET};
     const struct dpn_kernels *tables[NN_MAX_TABLES];
     size_t n = nn_tables(tables, NN_MAX_TABLES);
     for (size_t k = 0; k < n; k++)
-        for (size_t s = 0; s < sizeof specs / sizeof specs[0]; s++) {
-            struct dpn_model *model = nn_open(specs[s], 1, 3, 7, 5);
+        for (size_t s = 0; s < EXEC_SPECS; s++) {
+            struct dpn_model *model = nn_open(exec_specs[s], 1, 3, 7, 5);
             struct nn_run run;
             nn_run_open(&run, model, tables[k], NULL, 4, 1);
             nn_fill(&run.exec, s, 0, 4);

@@ -94,6 +94,44 @@ static void check_forward(const struct dpn_kernels *table, const struct pair *pa
     free(out);
 }
 
+/* The mask and the sums of what lies before, as the plain convolution of DY has them; their blocks are
+ * others. */
+static void check_masked(const struct dpn_kernels *table, const struct pair *pair, const struct tensors *t,
+                         const float *g, const float *dy, uint8_t *place)
+{
+    const size_t cstride = pair->plain.in_cstride, step = dpn_block_floats(cstride);
+    float *dx[2] = {floats(t->in_floats), floats(t->in_floats)};
+    double totals[2][2] = {{0}}, size = 0;
+    for (int f = 0; f < 2; f++) {
+        struct dpn_conv_args args = {.conv = f ? &pair->fused : &pair->plain,
+                                     .pass = DPN_CONV_DATA,
+                                     .weights = t->weights,
+                                     .dx = dx[f],
+                                     .dy.g = f ? g : dy,
+                                     .place = place};
+        const size_t blocks = dpn_conv_choose(table, args.conv, args.pass)->blocks(args.conv, args.pass);
+        float *sums = floats(blocks * step);
+        struct dpn_mask_sums mask = {.y = t->mask_y, .z = t->mask_z, .mean = t->mask_mean, .sums = sums};
+        double pixels = 0;
+        args.mask = &mask;
+        run(table, args, f);
+        for (size_t b = 0; b < blocks; b++) {
+            pixels += (double)sums[b * step + 2 * cstride];
+            for (size_t c = 0; c < pair->plain.in_channels; c++)
+                for (int s = 0; s < 2; s++) totals[f][s] += (double)sums[b * step + (size_t)s * cstride + c];
+        }
+        assert_true(pixels == (double)(pair->plain.samples * t->in_pixels));
+        free(sums);
+    }
+    same(table->isa, "masked dx", t->in_floats, dx[1], dx[0]);
+    for (size_t i = 0; i < t->in_floats; i++) size += fabs((double)dx[0][i]);
+    for (int s = 0; s < 2; s++)
+        if (!(fabs(totals[0][s] - totals[1][s]) <= 1e-5 * (1 + size)))
+            fail_msg("%s: sums %d are %g, not %g", table->isa, s, totals[1][s], totals[0][s]);
+    free(dx[0]);
+    free(dx[1]);
+}
+
 static void check_backward(const struct dpn_kernels *table, const struct pair *pair, const struct tensors *t,
                            size_t pooled, const float *y, uint8_t *place)
 {
@@ -125,6 +163,7 @@ static void check_backward(const struct dpn_kernels *table, const struct pair *p
         if (pass == DPN_CONV_DATA) same(table->isa, "dx", t->in_floats, dx[1], dx[0]);
         else same(table->isa, "dweights", t->weight_floats, dweights[1], dweights[0]);
     }
+    if (pair->plain.in_cstride % 16 == 0) check_masked(table, pair, t, g, dy, place);
     for (int f = 0; f < 2; f++) {
         free(dx[f]);
         free(dweights[f]);

@@ -92,6 +92,12 @@ static const struct ops_case ops_pool[] = {
     {"c5k3s1p1-r-[-g-x-c5k3s1p1-g-+-d0", 2, 4, 4, 3, 2},
     {"c5k3s1p1-r-[-d6-x-g-d6-+-d0", 2, 3, 4, 3, 2},
     {"c5k3s1p1-n-r-[-d6-x-g-d6-+-d0", 2, 3, 4, 3, 2},
+    /* Pooled by the convolution itself: rows that are dropped, a batch norm or another such one before. */
+    {"c5k5s1p2b-r-m2s2p0-d0", 2, 6, 5, 3, 2},
+    {"c5k3s1p1-n-r-c6k5s1p2b-r-m2s2p0-g-d0", 2, 6, 6, 3, 2},
+    {"c5k3s1p1-n-c6k1s1p0-m3s3p0-d0", 2, 7, 6, 3, 2},
+    {"c5k5s1p2-r-m2s2p0-c6k3s2p1b-m2s2p0-d0", 1, 9, 9, 3, 2},
+    {"c5k3s1p1-n-r-[-c6k5s1p2-r-m2s2p0-x-a2s2p0-c6k1s1p0-+-g-d0", 2, 4, 4, 3, 2},
 };
 
 #define OPS_LIST(cases) (cases), sizeof(cases) / sizeof((cases)[0])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --dry-run: the memory that it foretells is what runs take; it refuses what they would and leaves nothing behind. Rows R05, P02.
+# --dry-run: the memory that it foretells is what runs take; it refuses what they would and leaves nothing behind. Row O01.
 . "${srcdir:-.}/tests/cli/lib.sh"
 # Large enough that what is not foretold (stacks, the C library's own) does not matter.
 mlp=(--model mlp:hidden=2048x2048 --data "synthetic:samples=256,test=64,shape=1x28x28" --batch 64)
@@ -45,15 +45,15 @@ done
 dry() { "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense --dry-run "$@"; }
 none() { [ -z "$(ls -A "$work/empty")" ]; }
 mkdir "$work/empty"
-check DRY "a new folder and a new log are fine" dry --out "$work/empty/a/b" --log "$work/empty/log"
-check DRY "and are not made" none
+check O01 "a new folder and a new log are fine" dry --out "$work/empty/a/b" --log "$work/empty/log"
+check O01 "and are not made" none
 : >"$work/file"
 for dry in --dry-run --quiet; do
-    refused DRY "$work/file/x" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --out "$work/file/x"
-    refused DRY "--out $work/file" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --out "$work/file"
-    refused DRY "$work/none/log" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --log "$work/none/log"
-    refused DRY "--log '$work/empty'" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --log "$work/empty"
-    refused DRY "holds a run already" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --out "$work/first-1"
+    refused O01 "$work/file/x" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --out "$work/file/x"
+    refused O01 "--out $work/file" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --out "$work/file"
+    refused O01 "$work/none/log" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --log "$work/none/log"
+    refused O01 "--log '$work/empty'" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --log "$work/empty"
+    refused O01 "holds a run already" "$DPNODE" train --devices 0 --data synthetic:samples=20,test=4 --model dense $dry --out "$work/first-1"
 done
 # Too large: before anything of the model's size is asked for, also where that would not even have a number of bytes.
 for hidden in 1000000x1000000 1048576x1048576x1048576; do

@@ -397,8 +397,8 @@ static window_sum_fn *window_whole(size_t runs, size_t run, size_t vecs, int in_
 }
 
 void DPN_ISA_SYMBOL(direct_window_sums)(const struct direct_gather *gather, size_t first, size_t count,
-                                        const float *b, size_t b_row, size_t width, size_t valid,
-                                        float *sums, int accumulate)
+                                        const float *b, size_t b_row, size_t width, size_t valid, float *sums,
+                                        int accumulate)
 {
     const int in_pairs = window_in_pairs(gather, valid);
     const struct window_walk walk = window_begin(gather, first, count);

@@ -75,6 +75,13 @@ struct sparse_sample {
     float *staged, *filters;
 };
 
+static struct sparse_sample sparse_sample(const struct dpn_conv_args *args, const struct sparse_stage *stage,
+                                          size_t n, float *staged, float *filters)
+{
+    const size_t at = n * args->conv->out_stride;
+    return (struct sparse_sample){args->conv, stage, args->dy.g + at, args->place + at, staged, filters};
+}
+
 /* ---- weights ---- */
 
 /* To channel C's filter, RUNS runs of VECS vectors (0: of 8 floats) from float AT on; X: the same of the
@@ -265,14 +272,7 @@ void DPN_ISA_SYMBOL(direct_sparse_weights)(const struct dpn_conv_args *args, siz
         const struct direct_band band = {n, 1, 0, conv->out_height};
         struct direct_gather gather = DPN_ISA_SYMBOL(direct_x_gather)(conv, &args->x, &band);
         DPN_ISA_SYMBOL(direct_stage_all)(&gather, staged);
-        const struct sparse_sample sample = {
-            .conv = conv,
-            .stage = &stage,
-            .g = args->dy.g + n * conv->out_stride,
-            .place = args->place + n * conv->out_stride,
-            .staged = staged,
-            .filters = scratch,
-        };
+        const struct sparse_sample sample = sparse_sample(args, &stage, n, staged, scratch);
         for (size_t c = 0; c < conv->out_channels; c++) sparse_run_sample(&sample, c, 0);
     }
     for (size_t k = 0; k < conv->kernel_height * taps; k++, dweights += conv->out_cstride) {
@@ -326,14 +326,7 @@ void DPN_ISA_SYMBOL(direct_sparse_data)(const struct dpn_conv_args *args, size_t
 {
     const struct dpn_conv *conv = args->conv;
     const struct sparse_stage stage = sparse_stage(conv);
-    const struct sparse_sample job = {
-        .conv = conv,
-        .stage = &stage,
-        .g = args->dy.g + sample * conv->out_stride,
-        .place = args->place + sample * conv->out_stride,
-        .staged = scratch,
-        .filters = args->shared,
-    };
+    const struct sparse_sample job = sparse_sample(args, &stage, sample, scratch, args->shared);
     memset(scratch, 0, sparse_stage_floats(&stage) * sizeof *scratch);
     sparse_run_sample(&job, 0, 1);
     sparse_put(args, &stage, scratch, args->dx + sample * conv->in_stride);

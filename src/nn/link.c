@@ -20,6 +20,7 @@
  */
 #include <assert.h>
 
+#include "core/memory.h"
 #include "nn/nn.h"
 
 static void link_reader(struct dpn_value *value, int node)
@@ -114,7 +115,7 @@ static void link_pool(struct dpn_model *model, int at)
     const struct dpn_value *y = &model->values[pool->output];
     const size_t places = y->height * y->width * y->cstride; /* bytes */
     maker->pool = conv.pool;
-    x->stored = (places / sizeof(float) + 15) / 16 * 16;
+    x->stored = dpn_round16(places / sizeof(float));
     x->grad_lazy = x->learns;
 }
 

@@ -142,15 +142,19 @@ enum dpn_status dpn_ckpt_list(const char *path, struct dpn_ckpt_entry **entries,
 
 /* ---- opening ---- */
 
+/* How much of PATH names its parent, the slash included; 0: the current folder. */
+static size_t dir_parent_length(const char *path)
+{
+    size_t length = strlen(path);
+    while (length > 0 && path[length - 1] == '/') length--;
+    while (length > 0 && path[length - 1] != '/') length--;
+    return length;
+}
+
 /* Removes CREATED levels of PATH, from the innermost, as far as they are empty. Changes PATH. */
 static void dir_unmake(char *path, size_t created)
 {
-    for (; created > 0 && rmdir(path) == 0; created--) {
-        size_t length = strlen(path);
-        while (length > 0 && path[length - 1] == '/') length--;
-        while (length > 0 && path[length - 1] != '/') length--;
-        path[length] = '\0';
-    }
+    for (; created > 0 && rmdir(path) == 0; created--) path[dir_parent_length(path)] = '\0';
 }
 
 /* Creates PATH and its missing parents; *CREATED counts levels. What was created goes again if a later level
@@ -165,9 +169,7 @@ static int dir_make(const char *path, size_t *created)
     if (errno == EEXIST) return 0;
     if (errno != ENOENT) return errno;
 
-    size_t length = strlen(path);
-    while (length > 0 && path[length - 1] == '/') length--;
-    while (length > 0 && path[length - 1] != '/') length--;
+    size_t length = dir_parent_length(path);
     while (length > 1 && path[length - 1] == '/') length--;
     if (length == 0) return ENOENT;
     char *parent = strndup(path, length);
@@ -276,9 +278,7 @@ static int dir_can_make(const char *path)
     char *parent = strdup(path);
     int error = parent ? ENOENT : ENOMEM;
     while (error == ENOENT) {
-        size_t length = strlen(parent);
-        while (length > 0 && parent[length - 1] == '/') length--;
-        while (length > 0 && parent[length - 1] != '/') length--;
+        const size_t length = dir_parent_length(parent);
         parent[length] = '\0';
         error = access(length > 0 ? parent : ".", W_OK | X_OK) == 0 ? 0 : errno;
         if (length == 0) break;

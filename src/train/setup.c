@@ -264,11 +264,17 @@ static enum dpn_status setup_shared(struct dpn_run *run)
     return DPN_OK;
 }
 
+/* Only a dry run tells. */
+static size_t setup_resident(const struct dpn_run *run)
+{
+    return run->config->dry_run ? dpn_rss_bytes() : 0;
+}
+
 static enum dpn_status setup_memory(struct dpn_run *run)
 {
     run->norm_sync = run->training && run->model->norms > 0 && !strcmp(run->config->batch_norm, "sync");
     dpn_memory_plan(run);
-    size_t resident = dpn_rss_bytes();
+    size_t resident = setup_resident(run);
     run->setup_bytes = resident > run->resume_bytes ? resident - run->resume_bytes : 0;
     return dpn_memory_check(run);
 }
@@ -322,13 +328,19 @@ static enum dpn_status setup_weights(struct dpn_run *run)
     return dpn_weights_load(file, run->model, &arenas);
 }
 
+/* The folder that file PATH lies in. */
+static void setup_folder_of(const char *path, char folder[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    if (slash) snprintf(folder, PATH_MAX, "%.*s", (int)(slash - path) + 1, path);
+    else snprintf(folder, PATH_MAX, ".");
+}
+
 /* Whether the run goes on in the folder that it is resumed from; only then may --out hold checkpoints. */
 static int setup_resumes_in_out(const struct dpn_run *run)
 {
-    char from[PATH_MAX], out[PATH_MAX];
-    const char *path = dpn_checkpoint_path(run->resume), *slash = strrchr(path, '/');
-    char folder[PATH_MAX] = ".";
-    if (slash) snprintf(folder, sizeof folder, "%.*s", (int)(slash - path) + 1, path);
+    char folder[PATH_MAX], from[PATH_MAX], out[PATH_MAX];
+    setup_folder_of(dpn_checkpoint_path(run->resume), folder);
     return realpath(folder, from) && realpath(run->config->out, out) && !strcmp(from, out);
 }
 
@@ -352,9 +364,8 @@ static enum dpn_status setup_check_log(const struct dpn_run *run)
         if (S_ISDIR(about.st_mode)) errno = EISDIR;
         else if (access(path, W_OK) == 0) return DPN_OK;
     } else if (errno == ENOENT) {
-        char folder[PATH_MAX] = ".";
-        const char *slash = strrchr(path, '/');
-        if (slash) snprintf(folder, sizeof folder, "%.*s", (int)(slash - path) + 1, path);
+        char folder[PATH_MAX];
+        setup_folder_of(path, folder);
         if (access(folder, W_OK | X_OK) == 0) return DPN_OK;
     }
     return dpn_fail_errno(DPN_ERR_USAGE, errno, "--log '%s' cannot be opened", path);
@@ -391,9 +402,9 @@ enum dpn_status dpn_run_open(struct dpn_run *run, struct dpn_config *config, int
     DPN_TRY(setup_check_resume(config));
     /* First, because it sets options: among them which kernels are used. */
     if (*config->resume) {
-        size_t before = dpn_rss_bytes();
+        size_t before = setup_resident(run);
         DPN_TRY(dpn_checkpoint_open(config->resume, config->out, config, &run->record, &found, &run->resume));
-        size_t now = dpn_rss_bytes();
+        size_t now = setup_resident(run);
         run->resume_bytes = now > before ? now - before : 0;
     }
     DPN_TRY(setup_check_options(run));

@@ -188,8 +188,8 @@ struct dpn_run {
     uint64_t save_epochs, save_steps; /* one of them 0; both 0: only at the end */
     int saved;                        /* the state now in memory has been saved */
     int log_fd;
-    size_t setup_bytes;  /* resident with the data set, before anything that memory.c predicts */
-    size_t resume_bytes; /* of the files that are resumed from, until they are loaded */
+    size_t setup_bytes;  /* dry run: resident with the data set, before anything that memory.c predicts */
+    size_t resume_bytes; /* dry run: of the files that are resumed from, until they are loaded */
     int tensors_open;    /* a `tensors` event has been begun */
     struct dpn_json json;
     struct dpn_progress *progress;
